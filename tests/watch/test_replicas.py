@@ -6,6 +6,7 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.incoming import OF_PARAMETERS
+from conformance.watch.judging.findings import said
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total, trained
@@ -319,6 +320,19 @@ def test_ranks_take_turns(is_apart, expected):
         script.clear()
     weigh(script, is_apart, last=True)
     assert shown(script.findings()) == expected
+
+
+def test_steps_count_that_only_some_ranks_take():
+    """After a skip of one rank, the k-th steps of the ranks come at different times until the other one skips."""
+    script = Script()
+    script.each(records.Wrapped(0))
+    for place in range(12):
+        weigh(script, place > 3)
+        script.step(averaged(script.backward()), ranks={3: [0], 8: [1], 9: [1]}.get(place))
+        script.clear()
+    weigh(script, is_apart=True, last=True)
+    [cause] = script.findings().causes.values()
+    assert (cause.first.law, cause.first.effect, cause.steps) == (*SAME_STEPS, said("steps-of-some", steps=3), 3)
 
 
 def test_no_rank_can_step_for_a_rank_with_shards():

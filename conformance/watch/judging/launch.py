@@ -201,6 +201,7 @@ class Launch:
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
         holders = [rank for rank, stream in self.streams.items() if stream.has(key)]
+        self._lacking.see(here, self.ranks)
         if (says := self._unjudgeable(here, holders)) is not None:
             self._leave_open(here, says)
         elif len(holders) < self.ranks:

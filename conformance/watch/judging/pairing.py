@@ -104,7 +104,8 @@ def times(windows: Iterable[Window]) -> Said:
 class Lacking:
     """Collects steps that not all ranks take. first: the first finding and its window. lines: of these steps.
 
-    common: by optimizer, the lines of steps that all ranks take."""
+    common: by optimizer, the lines of steps that all ranks take. of_some: by optimizer, the ranks that step at a time,
+    as a number of backward passes, if not all do."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -112,6 +113,16 @@ class Lacking:
         self._lines: set[str] = set()
         self.common: dict[int, set[str]] = defaultdict(set)
         self.first: tuple[Finding, Window] | None = None
+        self._of_some: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+
+    def see(self, here: Sequence[Window], ranks: int) -> None:
+        """Takes a step of some or all of the ranks."""
+        for window in here:
+            of_some = self._of_some[window.optimizer]
+            if window.step is not None:
+                of_some[window.clock].add(window.rank)
+                if len(of_some[window.clock]) == ranks:
+                    del of_some[window.clock]
 
     def take(self, here: Sequence[Window], says: Said, ranks: tuple[int, ...]) -> None:
         """Takes a step that not all ranks take at this time."""
@@ -135,9 +146,10 @@ class Lacking:
         are_left = times.end_apart(held_by(window)) and (is_of_loop or times.are_apart(window))
         are_lost = (window.optimizer in common and are_left) or (is_whole and is_of_shards(window))
         if are_lost and not is_blind and are_numbered_alike([window], streams.values()):
-            finding.effect = said("steps-of-some", steps=self._count)
+            steps = len(self._of_some[window.optimizer])
+            finding.effect = said("steps-of-some", steps=steps)
             self._findings.judged(finding.shows, count=self._count)
-            self._findings.add(finding, count=self._count)
+            self._findings.add(finding, count=steps)
         elif is_whole or is_blind:
             self._findings.judged(FACTS["ranks.turns"], count=self._count)
             self._findings.leave_open(said("ranks.turns"), self._count)
