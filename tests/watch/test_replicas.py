@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from conformance.watch import records
-from conformance.watch.judging.incoming import OF_PARAMETERS
 from conformance.watch.judging.findings import said
+from conformance.watch.judging.incoming import OF_PARAMETERS
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total, trained
