@@ -123,7 +123,7 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     if cause.kind == "unknown":
         return "Wrong numbers that no known bug explains."
     if cause.key == CUT_SHORT:
-        return "Killed while saving, the trainer cannot resume from its previous, intact checkpoint."
+        return "Killed while saving, the trainer cannot resume from an earlier checkpoint."
     headline = cases[0].headline
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline

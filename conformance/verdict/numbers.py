@@ -81,8 +81,9 @@ def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> 
         )
     if by_weights:
         return (
-            "the weights are correct, but bugs would show in the gradients of the steps, which could not be read: step "
-            "with one torch optimizer for all parameters, or run the cases with SGD"
+            "the weights are correct, but bugs would show in the gradients of the steps, which could not be read: they "
+            "are only if one of torch's own optimizers steps all of the model's parameters; else pass them to "
+            "`task.report`, or run the cases with SGD"
         )
     return "this case's error bound is too wide to tell right from wrong: run the exact cases"
 

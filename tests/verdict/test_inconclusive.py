@@ -54,7 +54,7 @@ def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, nam
     for step in run.of("step"):
         step["gradients"] = None
     judgement = run.expect("INCONCLUSIVE")
-    way_out = "step with one torch optimizer for all parameters, or run the cases with SGD"
+    way_out = "else pass them to `task.report`, or run the cases with SGD"
     assert judgement.headline.endswith(way_out)
     assert judgement.notes[0].startswith("a trainer that ")
 
