@@ -272,6 +272,18 @@ def test_parameters_with_a_different_factor_are_named():
     assert says.values == {"named": ["p1", "p4"], "divisor": pytest.approx(2, rel=1e-3)}
 
 
+@pytest.mark.parametrize("divided", [(1, 4), (0, 2, 3, 5)])
+def test_some_gradients_keep_the_factor_that_the_loss_has_by_hand(divided):
+    """As if the script unscales one parameter group only. divided: a few of the parameters, or most."""
+
+    def window(script):
+        used = total(script.backward(factors=[1024.0]), 0.5)
+        return [[one / 1024 if number in divided else one for number, one in enumerate(used)]] * 2
+
+    says = trained(window).open["ranks.some-scaled"].says
+    assert says.values == {"factor": 1024.0, "scaled": [f"p{n}" for n in range(6) if n not in divided]}
+
+
 @pytest.mark.parametrize(
     ("ranks", "shares", "users", "expected"),
     [

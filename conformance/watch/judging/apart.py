@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from math import isclose
+from math import isclose, prod
 from statistics import median_low
 from typing import Any
 
@@ -184,6 +184,23 @@ class Apart:
         factors = [self.case.kappa(self.known[group[0]]).middle for group in groups]
         of, every = sorted(zip(map(len, groups), factors, strict=True), reverse=True), len(self.known)
         return "; ".join(f"{count} of {every} parameters: {factor:.4g}x" for count, factor in of)
+
+    @property
+    def factor(self) -> float:
+        """The factor of the losses, if all have the same; else 1."""
+        factors = {prod(one.factors) for one in self.case.window.backwards.values()}
+        return factors.pop() if len(factors) == 1 else 1.0
+
+    @property
+    def scaled(self) -> list[str]:
+        """The parameters whose gradients still have this factor, while those of the others were divided by it."""
+        others = [number for number in self.known if number not in self.few]
+        few, most = [self.case.kappa(self.known[number]) for number in self.few], [self.case.kappa(self.main)]
+        for keep, divided, which in ((few, most, self.few), (most, few, others)):
+            are_kept = all(one.contains(1.0, _NEAR) for one in keep)
+            if few and are_kept and all(one.contains(1 / self.factor, _NEAR) for one in divided):
+                return self.case.window.named(which) if self.factor > 1 else []
+        return []
 
     @property
     def are_clipped(self) -> bool:

@@ -117,9 +117,11 @@ class Coverage(OneRank):
             of.sites |= {str(window.site)} if is_early or of.sites else set()
             of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
             of.unheld = self._unheld if step.used else of.unheld
-            of.moved |= {number for number, sketch in window.used.items() if sketch[2]}
+            of.moved |= {n for n, passes in window.new.items() if any(one.sketch[..., 2].any() for one in passes)}
             # A rank may have an empty shard of a parameter.
-            whole = {n for n in window.used if window.is_whole(n) and window.shards.get(n, 1) == 1}
+            whole = {
+                n for n in window.used.keys() & window.new.keys() if window.is_whole(n) and window.shards.get(n, 1) == 1
+            }
             of.zeros.update(whole - of.moved)
             self._frozen = (self._frozen - of.stepped) | {*step.frozen}
             self._has_gradients |= bool(step.used) or step.moved or step.closure

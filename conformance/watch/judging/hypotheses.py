@@ -311,6 +311,7 @@ APART: Sequence[Row[Apart]] = (
         when=lambda of: 0 < of.users < of.ranks and of.have_few(of.most * of.ranks / of.users),
     ),
     Row(Fact("ranks.some-summed", "named ranks"), lambda of: of.ranks > 1 and of.have_few(of.most * of.ranks)),
+    Row(Fact("ranks.some-scaled", "factor scaled"), lambda of: bool(of.scaled)),
     Row(Fact("ranks.some-parameters", "named times"), lambda of: bool(of.few)),
 )
 """Each parameter alone."""

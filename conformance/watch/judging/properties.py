@@ -99,6 +99,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.by-parameter": (Property.RANKS, "weighted"),
     "ranks.some-divided-twice": (Property.RANKS, "weighted"),
     "ranks.some-summed": (Property.RANKS, "weighted"),
+    "ranks.some-scaled": (Property.RANKS, "weighted"),
     "ranks.some-users": (Property.RANKS, "weighted"),
     "ranks.varies": (Property.RANKS, "weighted"),
     "ranks.hook": (Property.RANKS, None),

@@ -72,6 +72,7 @@ WORDS: Mapping[str, str] = {
     "ranks.by-parameter": "gradients are different multiples of the mean, by parameter ({table})",
     "ranks.some-divided-twice": "gradients of some parameters are divided by {divisor:.4g} twice: {named}",
     "ranks.some-summed": "gradients of some parameters are summed over {ranks:rank}, the others averaged: {named}",
+    "ranks.some-scaled": "losses are multiplied by {factor:g}, gradients of some parameters not divided: {scaled}",
     "ranks.some-users": "gradients of some parameters are averaged over the {users} of {ranks:rank} with one: {named}",
     "ranks.varies": "only some steps seem to have a wrong factor",
     "ranks.hook": "a communication hook changes the averaged gradients: {hooks}",
