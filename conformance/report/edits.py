@@ -7,6 +7,8 @@ whose lines are known counts:
 - `remove schedule`: it is one call too many.
 - `clip above step`: where a call belongs. It moves there, or is added if the trainer does not make it.
 - `add the average above step`, `change the settings above step`: code without a call that is seen.
+- `find the divisor at or above backward`, `find the restored state from load`: code that the recorded calls do not
+  locate, unless a line next to them has its name in backticks, such as `no_sync`.
 
 A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
 `backward`; `clip|step` is the first of these that is known.
@@ -18,13 +20,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .places import CALLS, Place
+from .places import CALLS, Place, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
-_ELSEWHERE = re.compile(
-    r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below|at or above|at or below) (?P<at>[\w|]+)"
-)
+_ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below) (?P<at>[\w|]+)")
+_UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from) (?P<at>[\w|]+)")
+_SAID = {"at or above": "{at} or above it", "from": "{at} or between it and the first step"}
 _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
 
 #: The call to add, by the kind of event that notes it.
@@ -38,7 +40,7 @@ _MISSING = {
 }
 
 #: The role of the place of a new line.
-_ROLES = {"above": "before", "below": "after"}
+_ROLES = {"above": "before", "below": "after", "at or above": "at or above", "from": "from"}
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,34 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         if place is None:
             return None
         return Edit(place, "at", f"{match['do']} {{{place.at}}}", _changed(place, match["do"], match["to"]))
+    if match := _UNLOCATED.fullmatch(text):
+        place = _first(match["at"], known)
+        return None if place is None else _unlocated(match["what"], match["side"], place)
     match = _ORDER.fullmatch(text) or _ELSEWHERE.fullmatch(text)
     at = _first(match["at"], known) if match else None
     if match is None or at is None:
         return None
     side = match["side"]
     if match.re is _ELSEWHERE:
-        return Edit(at, _ROLES.get(side, "at"), f"{match['do']} {match['what']} {side} {{{at.at}}}", at.code)
+        return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", at.code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     if _is_there(call, at, side):
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
+
+
+def _unlocated(what: str, side: str, at: Place) -> Edit:
+    """The nearest line with the name in ``what``, or else where to look for it."""
+    names = re.findall(r"`(.+?)`", what)
+    named = [number for number, line in at.numbered.items() if any(name in line for name in names)]
+    if named:
+        number = min(named, key=lambda one: abs(one - at.number))
+        where = f"{at.at.rpartition(':')[0]}:{number}"
+        own_line = Place(at.label, where, at.numbered[number])
+        return Edit(own_line, "at", f"change {what} in {{{where}}}", marked(at.numbered, number))
+    return Edit(at, _ROLES[side], f"find {what}: {_SAID[side].format(at=f'{{{at.at}}}')}", at.code)
 
 
 def _first(calls: str, known: Mapping[str, Place]) -> Place | None:

@@ -51,9 +51,15 @@ class Place:
     @property
     def code(self) -> str:
         """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
-        at, width = self.at.rpartition(":")[2], len(str(max(self.numbered, default=0)))
-        lines = (f"{number:>{width}} | {text}" for number, text in self.numbered.items())
-        return "\n".join(f"{'>' if line.split()[0] == at else ' '} {line}".rstrip() for line in lines)
+        return marked(self.numbered, self.number) if self.text else ""
+
+
+def marked(lines: Mapping[int, str], at: int) -> str:
+    """Lines by number, with an arrow at one."""
+    width = len(str(max(lines)))
+    return "\n".join(
+        f"{'>' if number == at else ' '} {number:>{width}} | {text}".rstrip() for number, text in lines.items()
+    )
 
 
 def places_of(label: str, where: str, source: Sequence[str]) -> Iterator[Place]:

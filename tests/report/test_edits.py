@@ -39,6 +39,10 @@ MOVED_DOWN = """   3 | scaler.scale(loss).backward()
    9 | optimizer.step()
   10 | print(x)"""
 
+NAMED = """>  8 | x = 1
+   9 | optimizer.step()
+  10 | print(x)"""
+
 #: All calls that a watch or a run can know.
 EVERY = dict.fromkeys(
     [
@@ -87,7 +91,11 @@ EVERY = dict.fromkeys(
             "  2 | (loss / 4).backward()\n+   | sch",
         ),
         ("add the average above step", "before", "add the average above line 9", STEP.code),
-        ("change the data at or above step", "at", "change the data at or above line 9", STEP.code),
+        # Not located: where to look, with both ends.
+        ("find the data at or above step", "at or above", "find the data: line 9 or above it", STEP.code),
+        ("find the state from step", "from", "find the state: line 9 or between it and the first step", STEP.code),
+        # The nearest line that has the name.
+        ("find `x` at or above step", "at", "change `x` in line 8", NAMED),
         # The text of the line is unknown.
         ("remove update", "at", "remove line 7", ""),
         ("update above step", "at", "move line 7 above line 9", STEP.code),

@@ -219,6 +219,9 @@ def _reached(window: Window) -> Mapping[int, Sequence[trace.Forward]]:
     }
 
 
+_FLAG = "require_backward_grad_sync"
+
+
 def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
     early = _of_gradients(window.between(trace.Contribution, before=backward))[-1:]
@@ -232,7 +235,7 @@ def _never_shared(sharing: Sharing) -> Broken:
         observed = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
         shows = [entered[-1], backward]
     elif backward.syncs is False:
-        observed = f"backward ({backward.line}) ran while DDP's `require_backward_grad_sync` was off"
+        observed = f"backward ({backward.line}) ran while DDP's `{_FLAG}` was off"
     else:
         observed = f"the ranks combined no gradients or weights between backward ({backward.line}) and "
         observed += "".join([*map(str, window.attempts[-1:])] or ["the end of the window"])
@@ -242,6 +245,7 @@ def _never_shared(sharing: Sharing) -> Broken:
             shows.append(to_one[-1])
         elif backward.syncs:
             observed += "; DDP was on, so its communication hook sent nothing"
+    is_by_hand = backward.syncs is False and len(shows) == 1
     return Broken(
         backward,
         expected="an average over the ranks in the last backward of the window, or after it",
@@ -250,7 +254,8 @@ def _never_shared(sharing: Sharing) -> Broken:
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
         origin=next((event for event in shows if isinstance(event, trace.NoSyncEnter)), None),
-        edit="" if backward.syncs is not False or len(shows) > 1 else "change the flag at or above forward",
+        advice=f"set `{_FLAG} = True` before the forward of the last micro-batch" if is_by_hand else "",
+        edit=f"find `{_FLAG}` at or above forward" if is_by_hand else "",
     )
 
 

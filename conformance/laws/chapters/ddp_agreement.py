@@ -274,7 +274,7 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
             "compute the learning rate from values that are equal on all ranks, not from the rank",
             _rates_parted(here, one, other),
             # A schedule's first step uses the rates that were set before it.
-            "change the learning rate at or above origin",
+            "find the learning rate at or above origin",
         )
     if isinstance(one, trace.Attempt) and isinstance(other, trace.Attempt):
         if one.gradients != other.gradients:

@@ -21,10 +21,11 @@ LAWS: dict[str, Law] = {
             "watch/averaged",
             "A step MUST use the average of the gradients of all ranks.",
             "The update misses the samples of other ranks, and ranks that use only their own data drift apart.",
-            "call the wrapped model (`ddp(x)`), outside `no_sync()` in the last micro-batch, or all-reduce `p.grad`",
+            "if micro-batches use `no_sync()`, leave it before the forward pass of the last one; else call the wrapped "
+            "model (`ddp(x)`), or all-reduce `p.grad`",
             ("ranks", "own"),
             is_seen_later=True,
-            edit="change `no_sync` at or above no_sync; add the average over the ranks above clip|step",
+            edit="find `no_sync` at or above no_sync; add the average over the ranks above clip|step",
         ),
         Law(
             "watch/every-backward",
@@ -48,7 +49,7 @@ LAWS: dict[str, Law] = {
             "divide either each loss or the gradients",
             ("micro-batches", "weighted"),
             is_seen_later=True,
-            edit="change the divisor at or above backward",
+            edit="find the divisor at or above backward",
         ),
         Law(
             "watch/means-averaged",
@@ -104,7 +105,7 @@ LAWS: dict[str, Law] = {
             "remove the division by the world size: the wrapper already averages",
             ("ranks", "weighted"),
             is_seen_later=True,
-            edit="change the division by the number of ranks at or above step",
+            edit="find the division by the number of ranks at or above step",
         ),
         Law(
             "watch/one-factor",
@@ -211,7 +212,7 @@ LAWS: dict[str, Law] = {
                 "watch/same-steps",
             ),
             is_seen_later=True,
-            edit="change the learning rate at or above step",
+            edit="find the learning rate at or above step",
         ),
         Law(
             "watch/kept",
@@ -242,7 +243,7 @@ LAWS: dict[str, Law] = {
             "if ranks draw at random, seed each differently (`seed + rank`); else deal out the samples with "
             "`DistributedSampler(dataset)`, which has one seed for all ranks",
             ("data", "same"),
-            edit="change the samples at or above it",
+            edit="find the seed or the sampler at or above it",
         ),
         Law(
             "watch/dealt-once",
@@ -265,7 +266,7 @@ LAWS: dict[str, Law] = {
             "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
             "first); under DDP, which divides by the number of ranks, multiply by it",
             ("denominator", "means"),
-            edit="change the loss at or above it",
+            edit="find the loss at or above it",
         ),
         Law(
             "watch/held",

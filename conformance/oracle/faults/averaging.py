@@ -25,7 +25,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     at="exchange",
     fix="divide by the number of ranks once; DDP and Horovod already do, so multiply by it nowhere",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="change the divisor at or above backward",
+    edit="find the divisor at or above backward",
 )
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -38,7 +38,7 @@ class SumOverRanks(Recurrence):
     at="exchange",
     fix="remove your own division by the number of ranks; DDP and Horovod average already",
     why="The second division makes the mean smaller by the number of ranks",
-    edit="change the divisor at or above backward",
+    edit="find your own division by the number of ranks at or above step",
 )
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -62,7 +62,7 @@ class SumOverWindow(Recurrence):
     accumulating,
     fix="divide each loss by the number of micro-batches once; remove the other division",
     why="The second division makes the mean smaller by the number of micro-batches",
-    edit="change the divisor at or above backward",
+    edit="find the two divisions at or above backward",
 )
 class WindowDividedTwice(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -74,7 +74,7 @@ class WindowDividedTwice(Recurrence):
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
     fix='average the loss over its samples: `reduction="mean"`',
     why="A sum over samples is the mean times the number of samples",
-    edit="change the loss at or above backward",
+    edit="find the loss at or above backward",
 )
 class LossSummed(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
@@ -143,7 +143,7 @@ class EarlierMicroBatchesAgain(Recurrence):
     "drops one sample of the batch",
     fix="train on all samples of each batch",
     why="The mean is over one sample less",
-    edit="change the samples at or above backward",
+    edit="find the samples at or above backward",
 )
 class SampleDropped(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -157,7 +157,7 @@ class SampleDropped(Recurrence):
     lambda problem: problem.workload.batch_size > 1,
     fix="read each sample once in an epoch",
     why="One sample has twice its weight, another one none",
-    edit="change the samples at or above backward",
+    edit="find the samples at or above backward",
 )
 class SampleRepeated(Recurrence):
     def counted(self, window: Window) -> Vector:

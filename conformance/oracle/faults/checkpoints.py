@@ -30,7 +30,7 @@ def _keeps_state(problem: Problem) -> bool:
     resumes,
     fix="load the model's `state_dict` before training continues",
     why="Training starts from the initial weights again: what the first part learned is lost",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -44,7 +44,7 @@ class WeightsNotRestored(Recurrence):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`",
     why="An empty state makes the first step after the resume like the first step of a run",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -59,7 +59,7 @@ class OptimizerStateNotRestored(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="save and load all of the optimizer's `state_dict`, including `step`",
     why="A restarted count corrects the old moments as if they were new: the step becomes too long",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class StepCountNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -75,7 +75,7 @@ class StepCountNotRestored(Recurrence):
     has_groups,
     fix="load each group's settings with the optimizer's `state_dict`",
     why="The first group's settings then apply to the parameters of all groups",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
@@ -114,7 +114,7 @@ class _Rescheduled(Recurrence):
     schedules,
     fix="save and load the schedule's `state_dict`",
     why="A new schedule starts at its first learning rate, not at that of the stop",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -136,7 +136,7 @@ def _has_other_rates_later(problem: Problem) -> bool:
     _has_other_rates_later,
     fix="save and load the schedule's `state_dict`; the optimizer's has the rate alone",
     why="The first step uses the restored rate; the new schedule then counts from 0",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class RateAloneRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -149,7 +149,7 @@ class RateAloneRestored(_Rescheduled):
     schedules,
     fix="restore the schedule's position, and do not step it again after loading",
     why="Each step after the resume uses the learning rate of the next one",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -162,7 +162,7 @@ class ScheduleAheadOnceResumed(_Rescheduled):
     schedules,
     fix="save the schedule after it stepped, in the same place as the optimizer",
     why="Each step after the resume uses the learning rate of the previous one",
-    edit="change what is saved at or above save",
+    edit="find what is saved at or above save",
 )
 class ScheduleBehindOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -175,7 +175,7 @@ class ScheduleBehindOnceResumed(_Rescheduled):
     schedules,
     fix="load the schedule's state before the first step, and the optimizer's after the schedule is made",
     why="Making a schedule sets the initial rate, which overwrites the restored one until its next step",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -188,7 +188,7 @@ class FirstRateWhenResumed(_Rescheduled):
     _keeps_state,
     fix="save and load the `state_dict` of optimizer and schedule too",
     why="Optimizer and schedule start from the beginning, so the step has no momentum and the first learning rate",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     pass
@@ -244,7 +244,7 @@ class _ResumedInside(Recurrence):
     _resumes_inside,
     fix="stop after a step, or save the gradients of the window that has started",
     why="The window's later micro-batches step alone: the earlier ones' gradients were not saved",
-    edit="change what is saved at or above save",
+    edit="find what is saved at or above save",
 )
 class HalfWindowLost(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -254,9 +254,9 @@ class HalfWindowLost(_ResumedInside):
 @fault(
     "counts a window's first micro-batches twice after a resume inside the window",
     _resumes_inside,
-    fix="restore a window's gradients or repeat its micro-batches, not both",
+    fix="skip a window's micro-batches whose gradients are restored",
     why="The restored gradients already contain these micro-batches, and their backward adds them again",
-    edit="change what is restored at or below load",
+    edit="find the skip of the window's first micro-batches at or above forward|backward",
 )
 class HalfWindowTwice(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -268,7 +268,7 @@ class HalfWindowTwice(_ResumedInside):
     _resumes_inside,
     fix="divide by the window's full length after a resume too",
     why="A smaller divisor makes the gradients of the window's rest too large",
-    edit="change the divisor at or above backward",
+    edit="find the divisor at or above backward",
 )
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -281,7 +281,7 @@ class DividesByRestOfWindow(_ResumedInside):
     distributed,
     fix="save and restore the accumulated gradients of each rank",
     why="The average then has rank 0's first micro-batches once for each rank, and nobody else's",
-    edit="change what is saved at or above save",
+    edit="find what is saved at or above save",
 )
 class HalfWindowOfFirstRank(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -294,7 +294,7 @@ class HalfWindowOfFirstRank(_ResumedInside):
     distributed,
     fix="restore the accumulated gradients on all ranks",
     why="The average then lacks the first micro-batches of all ranks except 0",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class HalfWindowLostOnOtherRanks(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:
@@ -329,7 +329,7 @@ def _resumes_on_others(problem: Problem) -> bool:
     _resumes_on_others,
     fix="divide by the present number of ranks; do not restore it",
     why="The sum over the present ranks is divided by the number of ranks before the stop",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -341,7 +341,7 @@ class DividesByRanksOfTheStop(_ResumedOnOthers):
     _resumes_on_others,
     fix="multiply by the present number of ranks; do not restore it",
     why="The loss is multiplied by the number of ranks before the stop, then averaged over the present ones",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -356,7 +356,7 @@ class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     lambda problem: any(window.epoch > 0 for window in problem.windows[problem.resumed_at :][:1]),
     fix="call `sampler.set_epoch(epoch)` with the restored epoch",
     why="The sampler shuffles with epoch 0, so windows have other samples",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class EpochNotRestored(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -373,7 +373,7 @@ def _reads_on_in_place(problem: Problem) -> bool:
     _reads_on_in_place,
     fix="skip the batches of the epoch that were read before the stop",
     why="Windows after the resume have the samples from the start of the epoch",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class DataReadAgain(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -388,7 +388,7 @@ class DataReadAgain(Recurrence):
     _reads_on_in_place,
     fix="save the position after the window's step, and begin with the next window",
     why="The last window's gradient is applied a second time",
-    edit="change what is saved at or above save",
+    edit="find what is saved at or above save",
 )
 class WindowReadAgain(DataReadAgain):
     def read_on(self, stop: int) -> Sequence[Window]:
@@ -400,7 +400,7 @@ class WindowReadAgain(DataReadAgain):
     _reads_on_in_place,
     fix="begin with the first window that was not stepped",
     why="The window's gradient is never applied",
-    edit="change what is restored at or below load",
+    edit="find what is restored from load",
 )
 class WindowLeftOut(Recurrence):
     def read_on(self, stop: int) -> Sequence[Window]:

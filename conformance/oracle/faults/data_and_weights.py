@@ -218,7 +218,7 @@ class DataRounded(_OfOtherData):
     computes_precisely,
     fix="pair each output with the target of its own sample; shift nothing twice",
     why="Each error is taken against another sample's target",
-    edit="change the targets at or above backward",
+    edit="find the targets at or above backward",
 )
 class TargetsOfNextSamples(_OfOtherData):
     def batch(self, window: Window) -> Iterable[Sample]:

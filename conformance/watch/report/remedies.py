@@ -60,7 +60,7 @@ FIXES: Mapping[str, str] = {
     "ranks.divided-by-count": _TIMES_RANKS,
     "divided-by-all-and-averaged": _TIMES_RANKS,
     "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
-    "micro-batches.divided-twice": "divide each loss by the number of micro-batches once",
+    "micro-batches.divided-twice": "divide each loss by the number of micro-batches once; remove the other division",
     "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
     "passes.before": "call `optimizer.zero_grad()` before the training",
     "passes.evaluated": "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it",
@@ -92,11 +92,11 @@ FIXES: Mapping[str, str] = {
 """What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
 
 EDITS: Mapping[str, str] = {
-    "micro-batches-own": "change `no_sync` at or above no_sync|forward",
+    "micro-batches-own": "find `no_sync` at or above no_sync|forward",
     "micro-batches-missing": "zero_grad below step",
     "micro-batches.sum": "change backward to `({} / micro_batches).backward()`",
-    "micro-batches.divided-twice": "change the divisor at or above backward",
-    "micro-batches.times-ranks": "change the loss at or above backward",
+    "micro-batches.divided-twice": "find the two divisions at or above backward",
+    "micro-batches.times-ranks": "find the loss at or above backward",
     "ranks.sum": "add the division by the number of ranks above step",
     "ranks.means-added": "add the division by the number of ranks above step",
     "ranks.divided-by-all": "change backward to `({} * world_size).backward()`",

@@ -93,7 +93,10 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     own_line = _own_line(first.site, findings)
     if edit is not None:
         role, where = edit.titled(role, where)
-        own_line = _own_line(sites[where], findings)
+        # The edit may name a neighbour of a call's line.
+        file = where.rpartition(":")[0]
+        site = next(site for at, site in sites.items() if at and at.rpartition(":")[0] == file)
+        own_line = (relative(_source(site, findings)[0]), int(where.rpartition(":")[2]))
     extent = _extent(cause, findings)
     scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     return WatchCard(
