@@ -118,6 +118,7 @@ class Coverage(OneRank):
             of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
             of.unheld = self._unheld if step.used else of.unheld
             of.moved |= {n for n, passes in window.new.items() if any(one.sketch[..., 2].any() for one in passes)}
+            of.moved |= {number for number, sketch in window.used.items() if sketch[2]}
             # A rank may have an empty shard of a parameter.
             whole = {
                 n for n in window.used.keys() & window.new.keys() if window.is_whole(n) and window.shards.get(n, 1) == 1
