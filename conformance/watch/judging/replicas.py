@@ -206,7 +206,7 @@ class Models:
                 may_be_parts = of.has_parts and bool(found.parameters) and found.parameters <= self._zeros
                 is_open = (may_be_apart and not is_of_parts) or not is_seen or may_be_parts
                 if is_open or self._are_own_modules(found):
-                    self._findings.leave_open(_as_fact(found), step=found.step, site=found.site)
+                    self._findings.leave_open(_as_fact(found), len(found.ranks), found.step, found.site)
                 else:
                     self._findings.add(found)
 
