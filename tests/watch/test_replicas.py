@@ -55,6 +55,11 @@ def test_models_that_start_equal_may_be_separate(shared, expected):
     assert shown(trained(Script.backward, drift=0.1, shared=shared)) == expected
 
 
+def test_a_fact_about_all_ranks_counts_the_steps_of_each():
+    findings = trained(Script.backward, drift=0.1, shared=False)
+    assert (findings.open["ranks.own"].count, findings.steps) == (6, 6)
+
+
 @pytest.mark.parametrize(
     ("ranks", "started", "expected"), [(1, 1, "CONFORMS"), (1, 2, "UNDECIDED"), (2, 2, "CONFORMS")]
 )
