@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from conformance.watch import records
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.watch_judge import Judge
+from conformance.watch.report.digest import lines
 
 from .scripts import Script, gradients, shown, stepped
 from .trained import judged_by, loss, network, records_in, watched
@@ -132,6 +133,12 @@ def test_an_open_fact_of_an_optimizer_has_the_line_that_makes_it():
         assert path.endswith("test_coverage.py")
         assert "torch.optim.SGD(held(model)" in linecache.getline(__file__, line)
     assert older.param_groups
+
+
+def test_the_first_line_says_what_to_check():
+    first, *_ = lines(watched(HEAD))
+    assert first.startswith("CONFORMS: 1 question: 2 of 4 parameters with gradients belong to no optimizer")
+    assert "test_coverage.py:" in first and first.endswith("steps used the correct gradients.")
 
 
 def test_covered_parameters_are_counted():

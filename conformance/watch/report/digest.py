@@ -54,10 +54,11 @@ def headline(of: Outcome, findings: Findings) -> str:
         return "No step of a torch optimizer was seen."
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
     if of.verdict == "CONFORMS":
-        asked = len(open_cards(of.rows, findings))
-        what = plural(asked, "question") if asked else f"Check the open {'rows' if of.open > 1 else 'row'}"
-        check = f" {what}: {are_open}." if of.open else ""
-        return f"{of.proven} of {plural(of.steps, 'step')} used the correct gradients.{check}"
+        judged = f"{of.proven} of {plural(of.steps, 'step')} used the correct gradients."
+        if asked := open_cards(of.rows, findings):
+            first = asked[0].headline
+            return f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}: {first}. {judged}"
+        return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
         return f"None of {plural(findings.stepped.total(), 'step')} could be judged{undecided}."
