@@ -108,6 +108,8 @@ def test_what_a_finding_is_about_is_marked_alone(findings):
 def test_the_page_has_verdict_causes_timelines_and_curves(findings):
     text = page(findings, COMMAND)
     assert '<h1 class="t-bad">DOES NOT CONFORM</h1>' in text
+    # A list of one problem would repeat its card.
+    assert len(findings.causes) == 1 and 'class="why"' not in text
     assert "Correct: ranks in window 0" in text
     assert "First wrong: ranks in window 1" in text
     assert text.count('<table class="lanes">') == 2
