@@ -132,7 +132,7 @@ def test_a_fault_is_found(browser: str, pages: Path, tmp_path: Path) -> None:
         ("#precision=fp16", 4),
         ("#verdict=numerics&path=ddp-w2-acc2", 4),
         ("#q=W3-ACC2", 4),
-        ("#problem=1", 1),
+        ("#problem=1", 4),
         ("#workload=weighted", 5),
         ("#law=amp/unscale-before-clip", 1),
     ],
