@@ -1,4 +1,4 @@
-"""Judges what becomes of stepped weights until the next step: collectives of the script may mix those of the ranks."""
+"""Judges how the script changes weights between two steps: collectives may mix those of the ranks."""
 
 from __future__ import annotations
 
@@ -64,23 +64,6 @@ class _Mixed:
         return None
 
 
-@dataclass
-class _Own:
-    """The steps of an optimizer on a rank. last: the last one. count: those that change weights. undone: those whose
-    changes are gone before the next one."""
-
-    last: Window | None = None
-    count: int = 0
-    undone: int = 0
-
-    def take(self, window: Window) -> None:
-        last, self.last = self.last, window
-        after = {} if last is None else _after(last)
-        if last is not None and (moved := [n for n in after if _bytes(after, n) != _bytes(last.weights, n)]):
-            self.count += 1
-            self.undone += all(_bytes(window.weights, n) == _bytes(last.weights, n) for n in moved)
-
-
 class Between(Chapter):
     """Compares the weights after a step with those before the next one, in the first steps of scripts without a
     wrapper."""
@@ -88,10 +71,6 @@ class Between(Chapter):
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._mixed: dict[int, _Mixed] = defaultdict(_Mixed)
-        self._own: dict[tuple[int, int], _Own] = defaultdict(_Own)
-
-    def see(self, window: Window) -> None:
-        self._own[window.optimizer, window.rank].take(window)
 
     def judge(self, together: Together) -> None:
         if len(together.here) == together.ranks > 1:
@@ -101,11 +80,6 @@ class Between(Chapter):
         for mixed in self._mixed.values():
             if (found := mixed.found()) is not None:
                 self._add(*found, mixed.last[min(mixed.last)], tuple(mixed.last), mixed.count)
-        for (optimizer, rank), own in self._own.items():
-            if optimizer not in self._mixed and len(end.streams) > 1 and own.undone == own.count >= _SEVERAL:
-                assert own.last is not None
-                says, effect = said("between.undone", names=own.last.named(own.last.weights)), said("between.nothing")
-                self._add(says, effect, own.last, (rank,), own.count)
 
     def _add(self, says: Said, effect: Said, window: Window, ranks: tuple[int, ...], count: int) -> None:
         finding = Finding("watch/kept", says, 0, ranks, window.site, effect, window.optimizer)

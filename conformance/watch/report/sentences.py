@@ -205,13 +205,11 @@ WORDS: Mapping[str, str] = {
     # What the user has stated.
     "expected": "expected {of}={value}",
     "never-shown": "expected {of}={value}, but saw only {usual}",
-    # What becomes of the weights between two steps.
+    # Weights that change between two steps.
     "between.of-one": "rank {rank} overwrites the weights of all {ranks:rank} after each step",
     "between.summed": "the weights of {ranks:rank} are summed after each step and not divided: {names}",
     "between.lost": "{steps:step} of each other rank are lost",
     "between.times": "these weights grow {ranks} times with each step",
-    "between.undone": "before each step, the weights are those before the last step again: {names}",
-    "between.nothing": "no step changes the model",
     # Data.
     "data.same-inputs": "All ranks read the same inputs in {alike} of {forwards:forward}",
     "data.same-inputs.effect": "each sample of a step is used {ranks} times, once on each rank",
