@@ -80,6 +80,8 @@ def _repeated(window: Window) -> list[Backward]:
     each of two equal losses may intentionally count half."""
     passes = [window.backwards[number] for number in sorted(window.backwards)]
     again = [one for before, one in pairwise(passes) if one.is_alike and one.value and one.value == before.value]
+    if not again:
+        return []
     numbers = {one.backward for one in again}
     rest = {number: one for number, one in window.backwards.items() if number not in numbers}
     are_whole = near(weight_of(replace(window, backwards=rest)), 1)

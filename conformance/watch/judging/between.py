@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,43 +23,44 @@ _ROUNDED = 1e-5
 
 @dataclass
 class _Mixed:
-    """The steps of an optimizer of all ranks. last: the last one, by rank. own: the ranks that only used their own
-    gradients in it. count: steps after which ranks have different weights, but equal ones before the next. of: by rank,
-    those where its weights replace all others. summed: by parameter, those where weights are summed."""
+    """The steps of an optimizer of all ranks. last: the last. count: steps after which ranks have other weights, but
+    equal ones before the next. of: by rank, those where its weights replace all others. summed: by parameter, those
+    where weights are summed."""
 
-    last: Mapping[int, Window] = field(default_factory=dict)
-    own: set[int] = field(default_factory=set)
+    last: Together | None = None
     count: int = 0
     of: Counter[int] = field(default_factory=Counter)
     summed: Counter[int] = field(default_factory=Counter)
 
     def take(self, together: Together) -> None:
-        here, last, own = {window.rank: window for window in together.here}, self.last, self.own
-        self.last, self.own = here, {window.rank for window in here.values() if _is_own(together, window)}
-        after = {rank: _after(window) for rank, window in last.items()}
+        last, self.last = self.last, together
+        if last is None:
+            return
+        here, before = {window.rank: window for window in together.here}, {one.rank: one for one in last.here}
+        after = {rank: _after(window) for rank, window in before.items()}
         first = together.here[0]
         apart = {n for n in first.weights if len({_bytes(of, n) for of in after.values()}) > 1}
-        are_known = last.keys() == here.keys() and all(apart <= of.keys() for of in after.values())
+        are_known = before.keys() == here.keys() and all(apart <= of.keys() for of in after.values())
         if not apart or not are_known or any(len({_bytes(one.weights, n) for one in here.values()}) > 1 for n in apart):
             return
         self.count += 1
         for rank, of in after.items():
-            is_one = rank in own and all(_bytes(of, n) == _bytes(first.weights, n) for n in apart)
-            self.of[rank] += is_one and not _is_chosen(first)
+            is_one = all(_bytes(of, n) == _bytes(first.weights, n) for n in apart)
+            self.of[rank] += is_one and not _is_chosen(first) and _is_own(last, before[rank])
         for number in apart:
             total, now = np.sum([of[number] for of in after.values()], 0), np.array(first.weights[number])
             is_sum = np.abs(total - now)[:2].max() <= _ROUNDED * now[2]
-            self.summed[number] += bool(is_sum and last[first.rank].weights[number][2])
+            self.summed[number] += bool(is_sum and before[first.rank].weights[number][2])
 
     def found(self) -> tuple[Said, Said] | None:
         """What the script does with the weights after each step, and the effect."""
-        if self.count < _SEVERAL:
+        if self.last is None or self.count < _SEVERAL:
             return None
-        ranks = len(self.last)
+        ranks = self.last.ranks
         if lost := [rank for rank, count in self.of.items() if count == self.count]:
             return said("between.of-one", rank=lost[0], ranks=ranks), said("between.lost", steps=self.count)
         if summed := [number for number, count in self.summed.items() if count == self.count]:
-            names = next(iter(self.last.values())).named(summed)
+            names = self.last.here[0].named(summed)
             return said("between.summed", ranks=ranks, names=names), said("between.times", ranks=ranks)
         return None
 
@@ -78,11 +79,12 @@ class Between(Chapter):
 
     def finish(self, end: End) -> None:
         for mixed in self._mixed.values():
-            if (found := mixed.found()) is not None:
-                self._add(*found, mixed.last[min(mixed.last)], tuple(mixed.last), mixed.count)
+            if mixed.last is not None and (found := mixed.found()) is not None:
+                self._add(*found, mixed.last.here, mixed.count)
 
-    def _add(self, says: Said, effect: Said, window: Window, ranks: tuple[int, ...], count: int) -> None:
-        finding = Finding("watch/kept", says, 0, ranks, window.site, effect, window.optimizer)
+    def _add(self, says: Said, effect: Said, here: Sequence[Window], count: int) -> None:
+        ranks = tuple(window.rank for window in here)
+        finding = Finding("watch/kept", says, 0, ranks, here[0].site, effect, here[0].optimizer)
         self._findings.add(finding, count=count)
 
 

@@ -34,11 +34,11 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
     step = window.step
     if step is None or step.found_inf or (step.used and not window.used):
         return None
-    if not all(np.isfinite(value).all() for value in window.weights.values()):
+    if not np.isfinite([*window.weights.values()]).all():
         return _open(window, findings, "changed.weights")
     if not step.used:
         return _without_gradients(window, findings)
-    if not all(np.isfinite(sketch).all() for sketch in window.used.values()):
+    if not np.isfinite([*window.used.values()]).all():
         # `loss_scale.py` reports it.
         return None
     if any(shards == 0 for shards in window.shards.values()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod, sqrt
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from conformance.watch.judging.factor import Equation, Factor, solve
 from conformance.watch.judging.sketch_bounds import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
-from conformance.watch.sizes import SMALL, UNREAD
+from conformance.watch.sizes import SMALL, UNREAD, WIDTH
 
 _BY_HAND = 3
 """Further roundings of each element: divisions by the ranks and the loss scale, and a factor in the script."""
@@ -60,9 +61,18 @@ class Together:
     kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     shortened: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
-    @property
+    @cached_property
     def here(self) -> list[Window]:
         return [window for window in self.windows if window is not None]
+
+    @cached_property
+    def new(self) -> dict[int, list[tuple[int, Contribution]]]:
+        """By parameter, the gradients of the window, each with its rank."""
+        found = defaultdict[int, list[tuple[int, Contribution]]](list)
+        for window in self.here:
+            for number, contributions in window.new.items():
+                found[number] += [(window.rank, one) for one in contributions]
+        return dict(found)
 
     @property
     def over(self) -> int:
@@ -264,8 +274,10 @@ class Case:
 
     def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
         """The sum of the contributions to this rank's shard of a parameter."""
-        shard = self.window.shard.get(number, 0)
-        return sum((one.sketch[min(shard, len(one.sketch) - 1)] for one in contributions), np.zeros(3))
+        shard, total = self.window.shard.get(number, 0), np.zeros(WIDTH)
+        for one in contributions:
+            total += one.sketch[min(shard, len(one.sketch) - 1)]
+        return total
 
     def equations(self, choose: Choose) -> list[Equation]:
         found = []
@@ -282,11 +294,14 @@ class Case:
         """Equations of the factor between two sketches of a parameter, which differ by these roundings of each element.
         lossy: the roundoff of communication only: a cast, the sum over ranks, a division."""
         elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
-        lost = of_underflow(roundings, self.roundoff, elements) + of_underflow(on_the_way, lossy, elements)
-        spread = of_sum(roundings, self.roundoff, local[2]) + of_sum(on_the_way, lossy, local[2])
-        spread += of_sketch(self.roundoff, local[2]) + lost
-        slack = of_sketch(self.roundoff, abs(used[2])) + lost
-        return [Equation(float(used[j]), float(local[j]), slack, spread) for j in (0, 1)]
+        (*of_used, used_norm), (*of_local, norm) = used.tolist(), local.tolist()
+        lost = of_underflow(roundings, self.roundoff, elements)
+        spread = of_sum(roundings, self.roundoff, norm) + of_sketch(self.roundoff, norm)
+        if lossy:
+            lost += of_underflow(on_the_way, lossy, elements)
+            spread += of_sum(on_the_way, lossy, norm)
+        slack = of_sketch(self.roundoff, abs(used_norm)) + lost
+        return [Equation(*both, slack, spread + lost) for both in zip(of_used, of_local, strict=True)]
 
     def fits(self, choose: Choose) -> Factor | None:
         """The factor between the used gradients and the sum of these contributions; None if none fits."""
@@ -338,7 +353,7 @@ class Case:
         return [one for _, one in self.by_rank(number)]
 
     def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
-        return [(other.rank, one) for other in self.together.here for one in other.new.get(number, [])]
+        return self.together.new.get(number, [])
 
     def finite(self, number: int) -> list[Contribution]:
         """All gradients but those that overflowed, which the script may have left out."""

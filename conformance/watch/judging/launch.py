@@ -72,6 +72,8 @@ class Launch:
             OfEachRank(findings, Coverage),
             OfEachRank(findings, Schedules),
         )
+        self._feed_to = [one.feed for one in (*self._chapters, self._clipping) if _overrides(one, "feed")]
+        self._follow_to = [one.follow for one in self._chapters if _overrides(one, "follow")]
         self._is_joined = False
         self._blind: set[int] = set()
         self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
@@ -114,11 +116,11 @@ class Launch:
             case records.Ended():
                 self._close(rank)
         self._models.feed(rank, record)
-        for chapter in (*self._chapters, self._clipping):
-            chapter.feed(rank, record, stream)
+        for feed in self._feed_to:
+            feed(rank, record, stream)
         self._see(self._assembler.feed(rank, (record,)))
-        for chapter in self._chapters:
-            chapter.follow(rank, record, stream)
+        for follow in self._follow_to:
+            follow(rank, record, stream)
         self._join()
 
     def _see(self, windows: Iterable[Window]) -> None:
@@ -362,3 +364,7 @@ def _explains(own: Findings, other: Findings) -> bool:
 def _is_right(own: Findings) -> bool:
     """Whether a step used the computed gradients and nothing else."""
     return bool(own.outcomes) and own.outcomes.keys() <= _KNOWN and not own.causes
+
+
+def _overrides(chapter: Chapter, method: str) -> bool:
+    return getattr(type(chapter), method) is not getattr(Chapter, method)

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import isclose, sqrt
-
-import numpy as np
+from math import isclose, isfinite, sqrt
 
 from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.equations import Together
@@ -222,7 +220,7 @@ class Finite(Chapter):
         of.parameters |= {*window.step.parameters}
         rate = max((rate for rate in window.step.rates if rate is not None), default=0.0)
         of.rates = (of.rates[0] or rate, rate) if of.rates is not None and rate > of.rates[1] else None
-        infinite = {number for number, sketch in window.used.items() if not np.isfinite(sketch).all()}
+        infinite = {number for number, sketch in window.used.items() if not isfinite(sketch[2])}
         restored = self._restored[window.rank]
         restored.update(restored.keys() & window.used.keys() - infinite)
         if not infinite or window.step.found_inf:

@@ -68,7 +68,8 @@ class _Leaf:
             total = last.sketch + found.sketch
             self.new[-1] = replace(last, sketch=total, sums=last.sums + 1, before=None, is_finite=is_finite)
         else:
-            self.new.append(replace(found, before=self.before))
+            found.before = self.before
+            self.new.append(found)
         self.before = None
         self.new, self.since = self._limited(self.new), self.since or found.at
 
@@ -245,13 +246,13 @@ class Stream:
         roundoff = ROUNDOFF.get(record.dtype, COARSEST)
         values = np.array(record.sketches, dtype=np.float64).reshape(-1, WIDTH)
         samples = record.samples or [WHOLE] * len(record.parameters)
-        at = 0
+        are_finite, at = bool(np.isfinite(values).all()), 0
         for number, which in zip(record.parameters, samples, strict=True):
             shards = max(1, self.parameters[number].shards)
             sketch = np.zeros((shards, WIDTH)) if which == UNREAD else values[at : at + shards]
             at += 0 if which == UNREAD else shards
             found = Contribution(record.backward, sketch, roundoff, self._at, which)
-            found.is_finite = bool(np.isfinite(sketch).all())
+            found.is_finite = are_finite or bool(np.isfinite(sketch).all())
             self._leaves[number].add(found)
 
     def _begin(self, record: records.Left) -> None:
@@ -267,10 +268,10 @@ class Stream:
     def _keep_old(
         self, left: Mapping[int, Sketch], samples: list[int], dtype: str, changed: Set[int] = frozenset()
     ) -> None:
-        roundoff = ROUNDOFF.get(dtype, COARSEST)
+        roundoff, are_finite = ROUNDOFF.get(dtype, COARSEST), bool(np.isfinite([*left.values()]).all())
         for (number, sketch), which in zip(left.items(), samples or [WHOLE] * len(left), strict=True):
             old = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=number in changed)
-            old.is_finite = bool(np.isfinite(sketch).all())
+            old.is_finite = are_finite or bool(np.isfinite(sketch).all())
             self._leaves[number].old = [old]
 
     def _clear(

@@ -77,7 +77,7 @@ def kinds(windows: Iterable[Window]) -> set[int]:
         waits = [one.waits for one in passes]
         is_of_one_line = len({one.own_calls for one in passes}) == 1
         is_in_turn = len(passes) >= _SEVERAL and waits == [*[True] * (len(passes) - 1), False]
-        is_one = (is_of_one_line or is_in_turn) and _all_but_the_last(window)
+        is_one = len(calls) > 1 and (is_of_one_line or is_in_turn) and _all_but_the_last(window)
         found |= {calls.most_common(1)[0][0]} if is_one else calls.keys()
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from math import inf, isfinite, prod
 from typing import NamedTuple, TypeAlias
@@ -247,7 +248,7 @@ class Window:
         """The version of the optimizer's weights that the backward pass used."""
         return backward.versions.get(str(self.optimizer))
 
-    @property
+    @cached_property
     def scales(self) -> list[float]:
         return sorted({backward.scale or 1.0 for backward in self.backwards.values()})
 
