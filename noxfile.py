@@ -399,28 +399,28 @@ def browser(session: nox.Session) -> None:
     session.run("pytest", "tests/browser", *session.posargs, env={"AXE": str(folder / "package" / "axe.min.js")})
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["thorough"])
 def fuzz(session: nox.Session) -> None:
     """Random correct programs, which must pass, and random illegal edits, which must be noticed."""
     install_wheel(session, "test", "horovod")
     session.run("python", "-m", "fixtures.programs", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["thorough"])
 def reproduced(session: nox.Session) -> None:
     """Scripts by `conformance repro` for mutants of each kind, again with the correct trainer; or for those named."""
     install_wheel(session, "test", "horovod")
     session.run("python", "-m", "fixtures.reproduced", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["thorough"])
 def history(session: nox.Session) -> None:
     """Releases that shipped a bug must be caught, and those that fixed it pass: the pairs of today, or those named."""
     install_wheel(session, "test")
     session.run("python", "-m", "fixtures.history", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["thorough"])
 def watch(session: nox.Session) -> None:
     """Training scripts, correct and wrong, with and without `conformance watch`: no false alarm, and no bug missed."""
     install_wheel(session, "test", *WATCHED)
@@ -428,11 +428,18 @@ def watch(session: nox.Session) -> None:
     session.run("python", "-m", "fixtures.watched", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=["thorough"])
 def faults(session: nox.Session) -> None:
     """Full disks, closed descriptors, limits, signals, patched modules, hostile files: verdict, code, leftovers."""
     install_wheel(session, "test")
     session.run("python", "-m", "fixtures.faults", *session.posargs)
+
+
+@nox.session(default=False, tags=["thorough"])
+def rows(session: nox.Session) -> None:
+    """All rows of long tables, such as all mutants; `tests` runs a seventh of them each day."""
+    install_wheel(session, "test", "accelerate", "lightning", "horovod")
+    session.run("pytest", "-n", "3", "-m", "in_turn", "--turn", "all", *session.posargs)
 
 
 @nox.session(name="torch-newest", default=False)

@@ -1,10 +1,14 @@
-"""Rules for all tests: a skip is a failure, Hypothesis judges results, never durations, and Ctrl-C interrupts."""
+"""Rules for all tests: a skip is a failure, Hypothesis judges results, never durations, Ctrl-C interrupts, and rows of
+long tables take turns.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from datetime import date
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -47,3 +51,35 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _refuse_skip(report)
     return report
+
+
+#: Days in which each row marked `in_turn` runs once.
+TURNS = 7
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    # Processes of xdist get the value of the first one: all collect the same tests, at midnight too.
+    parser.addoption(
+        "--turn",
+        choices=[*map(str, range(TURNS)), "all"],
+        default=str(date.today().toordinal() % TURNS),
+        help="which rows of long tables run: those of a day of the week (default: today's), or all",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "in_turn: runs on one day of the week, with `--turn all`, and when named")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turn = config.getoption("turn")
+    if turn == "all" or config.option.keyword or any("::" in argument for argument in config.args):
+        return
+    # By its name alone: no change of a table moves another row to a day that is over.
+    later = [
+        item
+        for item in items
+        if item.get_closest_marker("in_turn") and crc32(item.nodeid.encode()) % TURNS != int(turn)
+    ]
+    config.hook.pytest_deselected(items=later)
+    items[:] = [item for item in items if item not in {*later}]

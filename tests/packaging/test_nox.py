@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -38,11 +39,19 @@ def test_what_takes_too_long_or_needs_a_gpu_is_asked_for(optional_sessions: list
         "fuzz",
         "history",
         "reproduced",
+        "rows",
         "torch-newest",
         "torch-oldest",
         "watch",
     }
     assert asked_for == {*asked, *SLOW_FRAMEWORKS}
+
+
+def test_what_is_thorough_has_a_tag(root: Path) -> None:
+    command = [sys.executable, "-m", "nox", "--list-sessions", "--json", "--tags", "thorough"]
+    said = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    thorough = {"faults", "fuzz", "history", "reproduced", "rows", "watch"}
+    assert {session["name"] for session in json.loads(said.stdout)} == thorough
 
 
 def test_each_framework_has_a_report(optional_sessions: list[str]) -> None:
