@@ -430,6 +430,7 @@ def test_where_training_is_resumed_no_element_is_where_it_began_or_at_rest(case)
         assert abs(at - was) > radius + more, workload.model.elements[number]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("case", resumed(), ids=lambda case: case.id)
 def test_every_case_that_is_resumed_can_be_judged(case):
     strictest = readings(case.problem)[0]
@@ -447,6 +448,7 @@ def judged(workload, precision):
         yield Case("ddp", *layout, precision, workload)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_case_can_be_judged(workload, precision):
     """Exact where expected, with all overflows decided, and distinguishable from every catalogued fault."""
@@ -471,6 +473,7 @@ def test_every_case_can_be_judged(workload, precision):
         assert not moved.gradient.holds(right.steps[0].gradient.center), case.id
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("workload", "precision"), PAIRS)
 def test_every_other_reading_can_be_judged(workload, precision):
     """Where several answers are accepted, each is distinguishable from every catalogued fault."""

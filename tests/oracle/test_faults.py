@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product
 from math import inf
 
@@ -204,14 +205,20 @@ def test_all_pairs_of_faults_can_be_made():
     assert ("optimizer-state-not-restored", "weights-alone-restored") not in names
 
 
+@cache
+def at(workload_name, shape, precision, *resumed):
+    problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision], *resumed)
+    return problem, Recurrence(problem).run()
+
+
 @every_fault
 def test_every_fault_applies_somewhere_and_is_told_apart_there(name):
     fault = FAULTS[name]
-    for workload_name, shape, precision, *resumed in PLACES:
-        problem = Problem(*standard(workload_name, *shape), PRECISIONS[precision], *resumed)
+    for place in PLACES:
+        problem, right = at(*place)
+        resumed = place[3:]
         if not fault.applies(problem):
             continue
-        right = Recurrence(problem).run()
         wrong = fault.textbook(problem, right.history)
         # A resumed run may have more or fewer steps, and one that takes short windows on has fewer.
         has_as_many = not resumed and not issubclass(fault.textbook, AddsWhatIsLeft)

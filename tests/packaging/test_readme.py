@@ -76,7 +76,7 @@ def check_conformance(words: list[str], sessions: list[str]) -> None:
 
 def check_nox(words: list[str], sessions: list[str]) -> None:
     ours = words[: words.index("--")] if "--" in words else words
-    assert ours in ([], ["-l"]) or (ours[0] == "-s" and set(ours[1:]) <= set(sessions))
+    assert ours in ([], ["-l"], ["-t", "thorough"]) or (ours[0] == "-s" and set(ours[1:]) <= set(sessions))
 
 
 def check_pytest(words: list[str], sessions: list[str]) -> None:
