@@ -16,6 +16,7 @@ from conformance.cli import outputs
 from conformance.cli.exits import CONFORMING, HARNESS, USAGE, say
 from conformance.laws.explain import UnknownLaw, explained, listing, named
 from conformance.laws.law import catalogue
+from conformance.report.laws import page_of
 from conformance.runner.front.client import RunnerError
 from conformance.suite.items import BadInput, collect
 from conformance.suite.options import add_options, add_trainers
@@ -135,6 +136,8 @@ class Explain:
                 print(outputs.in_json(outputs.laws(named(options.law))))
             else:
                 console.print(explained(options.law))
+                for law in named(options.law)[:1] if "/" in options.law else []:
+                    console.print(Text(f"\n{page_of(law.id)}"), soft_wrap=True)
         except UnknownLaw as error:
             return say(str(error), USAGE)
         return CONFORMING

@@ -19,9 +19,9 @@ from .edits import Edit, edit_of
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of
-from .places import Place, calls_of, each_once, looked_at, own_line, own_place
+from .places import RAISED, Place, calls_of, each_once, looked_at, own_line, own_place
 from .signs import OR, Cause
-from .text import capitalized, cut, distinct, number, one_line, plural, visible
+from .text import capitalized, cut, distinct, listed, number, one_line, plural, visible
 
 Fact: TypeAlias = tuple[str, str]
 """A label (such as `expected`, `observed` or `why`) and a sentence."""
@@ -87,7 +87,7 @@ class Card:
         what = capitalized(self.title).removesuffix(".")
         if self.place is None or any(place.at in what for place in self.places):
             return what
-        return f"{what} ({self.place if self.role == 'at' else f'{self.role} {self.place}'})"
+        return f"{what} ({self.place if self.role in ('at', RAISED) else f'{self.role} {self.place}'})"
 
     def parts(self) -> Iterator[Part]:
         """What follows the headline, in order."""
@@ -108,7 +108,7 @@ class Card:
             is_told = place.at in headline or (place.text and place.at.rpartition(":")[0] == file)
             if not is_told:
                 yield Part(place.label, place.at, "place")
-            if place.text:
+            if place.text and f"`{place.own.strip()}`" not in headline:
                 yield Part(place.label if is_told else "", place.code, "source")
         if self.law:
             yield Part("law", page_of(self.law), "link")
@@ -215,7 +215,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     known = _known_lines(example, law)
     edit = edit_of(_edits(law, text, bugs, is_known=is_known) or _named(of_error, known), known)
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
-    if edit is not None:
+    if edit is not None and role != RAISED:
         first = own_place(example, looked[0][1]) if looked else None
         role, where = edit.titled(role, first.at if first else None)
     return CaseCard(
@@ -229,7 +229,8 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         facts=tuple(_facts(failure, law, bugs)),
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
-        fix=law.fix if law and not is_known else None,
+        # The law's snippet shows the law's own advice.
+        fix=law.fix if law and not is_known and not law.advice else None,
         advice=of_law or reason.advice or _known_fix(bugs) or of_error or debug,
         edit=edit,
         extent=_counted(failure.cases, every),
@@ -247,12 +248,15 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
     example, cause = failure.example, failure.cause
     is_known, numbers = cause.kind in ("bug", "pair"), [*_numbers(example)]
     if law is not None:
-        yield from (("expected", law.expected), ("observed", law.observed), ("why", law.why))
+        some = f" (on rank{'s' * bool(law.ranks[1:])} {listed([str(rank) for rank in law.ranks])})" if law.ranks else ""
+        on = some if len(law.ranks) < example.world_size else ""
+        yield from (("expected", law.expected), ("observed", law.observed + on), ("why", law.why))
     elif numbers:
         yield from numbers
-    elif rest := _rest(example.headline, failure.text):
+    elif rest := _rest(example, failure.text):
         whole = rest[:_LONGEST].rpartition(". ")[0] if len(rest) > _LONGEST else ""
         yield "observed", f"{whole}." if whole else cut(rest, _LONGEST)
+        yield from (("note", note) for note in example.notes if example.verdict == "CRASH")
     if cause.kind in ("factor", "factors", "precision") and cause.bugs:
         yield "known bug", f"{_alike(cause.bugs)} would do that; these cases cannot tell"
     if is_known and law is None:
@@ -266,6 +270,8 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     lines = calls_of(case)
     if law is not None and law.where is not None:
         lines["it"] = Lines(law.where, law.source)
+    elif case.verdict == "CRASH" and case.reason is not None and case.reason.where is not None:
+        lines["it"] = Lines(case.reason.where, case.reason.source)
     if law is not None and law.origin is not None:
         lines["origin"] = law.origin
     places = {call: own_place(case, line) for call, line in lines.items()}
@@ -329,9 +335,12 @@ def _alike(bugs: Sequence[str]) -> str:
     return f"a trainer that {', or '.join(doing(one, texts) for one in bugs[:_FEW])}"
 
 
-def _rest(headline: str, title: str) -> str:
+def _rest(case: CaseRecord, title: str) -> str:
     """The part of a headline that neither the title nor the fix has."""
-    rest, advice = headline.removeprefix(title.removesuffix(" …")), _advised(headline).partition(": ")[2]
+    headline, advice = case.headline, _advised(case.headline).partition(": ")[2]
+    _, _, message = headline.partition(f" raised {title.rpartition(': ')[2]}: ")
+    rest = message.removesuffix(f" ({case.reason.where if case.reason else ''})")
+    rest = rest or headline.removeprefix(title.removesuffix(" …"))
     return capitalized((rest.replace(advice, "") if advice else rest).strip(" …"))
 
 

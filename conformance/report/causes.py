@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Reason
 
 from .laws import fault_of
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
-from .text import cut
+from .text import cut, one_line
 
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
@@ -125,11 +125,22 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     if cause.key == CUT_SHORT:
         return "Killed while saving, the trainer cannot resume from an earlier checkpoint."
     headline = cases[0].headline
+    if crashed := _crashed(cases[0]):
+        return crashed
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline
     # An error message can be long; the card has the rest.
     first, *_ = re.split(r"(?<=[.!?]) ", headline, maxsplit=1)
     return cut(first, _LONGEST)
+
+
+def _crashed(case: CaseRecord) -> str:
+    """Which rank crashes, and at which statement of the trainer; "" if that is unknown."""
+    reason = case.reason or Reason()
+    who, kind = case.headline.partition(" raised ")[0], reason.code.partition("raised ")[2]
+    if case.verdict != "CRASH" or not kind or not any(reason.source):
+        return ""
+    return f"{who} crashes at `{cut(one_line(reason.source[0].strip()), _LONGEST // 2)}`: {kind}"
 
 
 def doing(name: str, texts: Mapping[str, str]) -> str:

@@ -19,14 +19,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from textwrap import dedent
 
-from .places import CALLS, Place, marked
+from conformance.trace.state.site import AFTER, BEFORE
+
+from .places import CALLS, Place, condition_of, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
 _ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below) (?P<at>[\w|]+)")
 _UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from) (?P<at>[\w|]+)")
 _SAID = {"at or above": "{at} or above it", "from": "{at} or between it and the first step"}
+_IS_CODE = re.compile(r"`[^`]+`")
 _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
 
 #: The call to add, by the kind of event that notes it.
@@ -60,7 +64,9 @@ class Edit:
 
     def others(self, places: Iterable[Place]) -> tuple[Place, ...]:
         """The places that say more than the edit: where the problem is seen, not calls that may be wrong."""
-        return tuple(one for one in places if one.at not in self.shown and one.label not in CALLS)
+        file, _, _ = self.place.at.rpartition(":")
+        seen = {f"{file}:{number}" for number in re.findall(r"^. +(\d+) \|", self.code, re.MULTILINE)} | self.shown
+        return tuple(one for one in places if one.at not in seen and one.label not in CALLS)
 
     @property
     def is_whole(self) -> bool:
@@ -98,12 +104,17 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return None
     side = match["side"]
     if match.re is _ELSEWHERE:
-        return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", at.code)
+        code = _diff(at, side, match["what"][1:-1]) if _IS_CODE.fullmatch(match["what"]) else _towards(at, side)
+        return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     if _is_there(call, at, side):
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
+    if _follows(call, at, side) and (condition := condition_of(call)) is not None:
+        # A call in the correct order that is not always made.
+        lines = call.near(before=call.number - condition.number + 1)
+        return Edit(condition, "at", f"change the condition in {{{condition.at}}}", marked(lines, condition.number))
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
 
 
@@ -115,8 +126,15 @@ def _unlocated(what: str, side: str, at: Place) -> Edit:
         number = min(named, key=lambda one: abs(one - at.number))
         where = f"{at.at.rpartition(':')[0]}:{number}"
         own_line = Place(at.label, where, at.numbered[number])
-        return Edit(own_line, "at", f"change {what} in {{{where}}}", marked(at.numbered, number))
-    return Edit(at, _ROLES[side], f"find {what}: {_SAID[side].format(at=f'{{{at.at}}}')}", at.code)
+        between = {one: text for one, text in at.numbered.items() if number - 1 <= one <= max(number, at.number) + 1}
+        return Edit(own_line, "at", f"change {what} in {{{where}}}", marked(between, number))
+    return Edit(at, _ROLES[side], f"find {what}: {_SAID[side].format(at=f'{{{at.at}}}')}", _towards(at, side))
+
+
+def _towards(at: Place, side: str) -> str:
+    """All recorded lines on this side of a line: code that the calls do not locate may be among them."""
+    near = at.near(before=BEFORE) if side.endswith("above") else at.near(after=AFTER)
+    return marked(near, at.number) if near else ""
 
 
 def _first(calls: str, known: Mapping[str, Place]) -> Place | None:
@@ -129,6 +147,12 @@ def _is_there(call: Place, at: Place, side: str) -> bool:
     return file == other and int(two) - int(one) in (0, 1 if side == "above" else -1)
 
 
+def _follows(call: Place, at: Place, side: str) -> bool:
+    """Whether a call is on this side of the other one in its file."""
+    (file, one), (other, two) = (place.at.rsplit(":", 1) for place in (call, at))
+    return file == other and (int(one) < int(two)) == (side == "above")
+
+
 def _changed(place: Place, do: str, to: str | None) -> str:
     method = _METHOD.fullmatch(place.own) if to else None
     if not place.own or (method is None and do == "change"):
@@ -137,7 +161,7 @@ def _changed(place: Place, do: str, to: str | None) -> str:
     if re.fullmatch(r"\([^()]*\)", receiver):
         receiver = receiver[1:-1]
     new = f"{method['space']}{to.format(receiver)}" if method and to else None
-    return "\n".join(_rows(place.numbered, {place.number}, {} if new is None else {place.number: [new]}))
+    return "\n".join(_rows(place.near(), {place.number}, {} if new is None else {place.number: [new]}))
 
 
 def _diff(at: Place, side: str, new: str, moved: Place | None = None) -> str:
@@ -147,18 +171,22 @@ def _diff(at: Place, side: str, new: str, moved: Place | None = None) -> str:
     space = at.own[: len(at.own) - len(at.own.lstrip())]
     before = at.number - (side == "above")
     is_one_file = moved is not None and moved.at.rpartition(":")[0] == at.at.rpartition(":")[0]
-    near = (moved.numbered if moved and is_one_file else {}) | at.numbered
+    near = (moved.near() if moved and is_one_file else {}) | at.near()
     gone = {moved.number} if moved and is_one_file else set[int]()
     return "\n".join(_rows(near, gone, {before: [space + new]}))
 
 
 def _rows(near: Mapping[int, str], gone: set[int], new: Mapping[int, list[str]]) -> Iterator[str]:
-    """The lines by number, then the new ones that follow each."""
-    width, before = len(str(max(near))), 0
+    """The lines by number, then the new ones that follow each, without their common indentation."""
+    near = {number: text for number, text in near.items() if text.strip() or number + 1 in near}
+    rows, before = list[tuple[str, int | str, str]](), 0
     for number in sorted({*near, *new}):
         if before and number > before + 1:
-            yield f"  {'':{width}} | ..."
+            rows.append((" ", "...", ""))
         if number in near:
-            yield f"{'-' if number in gone else ' '} {number:>{width}} | {near[number]}".rstrip()
-        yield from (f"+ {'':{width}} | {line}" for line in new.get(number, ()))
+            rows.append(("-" if number in gone else " ", number, near[number]))
+        rows += [("+", "", line) for line in new.get(number, ())]
         before = number
+    width, texts = len(str(max(near))), dedent("\n".join(text for *_, text in rows)).split("\n")
+    for (mark, at, _), text in zip(rows, texts, strict=True):
+        yield f"{mark} {'' if at == '...' else at:>{width}} | {at if at == '...' else text}".rstrip()

@@ -6,13 +6,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import dropwhile, takewhile
+from textwrap import dedent
 
 from conformance.adapter.loading import place_of
 from conformance.laws.law import Law
 from conformance.oracle.faults import CATALOGUE
 from conformance.oracle.faults.catalogue import Call
 from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Moment, Reason
+from conformance.trace.state.site import AFTER, first_around
 
 from .command import relative
 from .grouping import Failure
@@ -31,13 +34,19 @@ class Place:
     at: str
     text: str = ""
 
-    @property
+    @cached_property
     def numbered(self) -> dict[int, str]:
-        """The line and its neighbours by number."""
-        at = self.number
+        """The line and its neighbours in its function, by number."""
         lines = self.text.split("\n") if self.text else []
-        first = max(1, at - 1) if len(lines) > 1 else at
-        return {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+        first = first_around(self.number, len(lines))
+        found = {number: _TO_TOOLS.sub("", one_line(line)) for number, line in enumerate(lines, first)}
+        own = found.get(self.number, "")
+        begins = [number for number, line in found.items() if number < self.number and _begins(line, own)]
+        return {number: line for number, line in found.items() if not begins or number >= begins[-1]}
+
+    def near(self, before: int = 1, after: int = 1) -> dict[int, str]:
+        """Its neighbours up to these distances."""
+        return {at: text for at, text in self.numbered.items() if -before <= at - self.number <= after}
 
     @property
     def number(self) -> int:
@@ -51,14 +60,34 @@ class Place:
     @property
     def code(self) -> str:
         """The lines as compilers show them, with an arrow: `> 41 | loss.backward()`."""
-        return marked(self.numbered, self.number) if self.text else ""
+        return marked(self.near(after=AFTER if self.label == RESUMES else 1), self.number) if self.text else ""
+
+
+def _begins(line: str, own: str) -> bool:
+    """Whether a function with the line ``own`` starts at ``line``."""
+    text = line.lstrip()
+    is_outside = len(line) - len(text) < len(own) - len(own.lstrip())
+    return is_outside and text.startswith(("def ", "async def ", "class "))
+
+
+def condition_of(place: Place) -> Place | None:
+    """The `if` around a line, if it is the innermost block around it."""
+    space = len(place.own) - len(place.own.lstrip())
+    before = [number for number in place.numbered if number < place.number]
+    outer = [at for at in before if (text := place.numbered[at]).strip() and len(text) - len(text.lstrip()) < space]
+    if not outer or not place.numbered[outer[-1]].lstrip().startswith(("if ", "elif ")):
+        return None
+    return Place("at", f"{place.at.rpartition(':')[0]}:{outer[-1]}", place.numbered[outer[-1]])
 
 
 def marked(lines: Mapping[int, str], at: int) -> str:
-    """Lines by number, with an arrow at one."""
-    width = len(str(max(lines)))
+    """Lines by number, with an arrow at one; blank ones at both ends are left out."""
+    shown = [number for number, text in lines.items() if text.strip()] or [*lines]
+    width, texts = len(str(max(shown))), dedent("\n".join(lines.values())).split("\n")
     return "\n".join(
-        f"{'>' if number == at else ' '} {number:>{width}} | {text}".rstrip() for number, text in lines.items()
+        f"{'>' if number == at else ' '} {number:>{width}} | {text}".rstrip()
+        for number, text in zip(lines, texts, strict=True)
+        if shown[0] <= number <= shown[-1]
     )
 
 
@@ -115,6 +144,12 @@ _EVENTS: Mapping[Call, tuple[str, ...]] = {
 #: The role of a line that only shows the bug.
 SEEN = "seen at"
 
+#: The role of the line that loads a checkpoint. What is restored follows it.
+RESUMES = "resumes at"
+
+#: The role of the line of a crash.
+RAISED = "raised at"
+
 
 def calls_of(case: CaseRecord) -> dict[str, Lines]:
     """The lines of the calls of the window to show, by kind of event, and of the checkpoint's `load` and `save`."""
@@ -137,7 +172,7 @@ def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterat
     if starts is not None:
         yield "starts at", starts
     elif (is_seen_later or (law is None and reason.where is None)) and _is_of_resume(failure):
-        yield from [("resumes at", case.read_at)] if case.read_at else []
+        yield from [(RESUMES, case.read_at)] if case.read_at else []
         yield from [("saves at", case.saved_at)] if case.saved_at else []
     calls = [*_calls(case)]
     if law is not None and law.where is not None:
@@ -146,8 +181,8 @@ def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterat
         if is_seen_later and starts is None and _inner(law.where) in steps:
             # The step uses what the backward computed.
             yield from (one for one in calls if one[0] == "backward")
-    elif law is None and reason.where is not None:
-        yield "raised at" if case.verdict == "CRASH" else "at", Lines(reason.where, reason.source)
+    elif reason.where is not None:
+        yield RAISED if case.verdict == "CRASH" else "at", Lines(reason.where, reason.source)
     elif case.verdict not in ("CRASH", "HANG"):
         yield from _of_known_bug(failure)
         yield from ((label if number else SEEN, line) for number, (label, line) in enumerate(calls))

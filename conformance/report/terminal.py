@@ -206,7 +206,7 @@ def _fitting(columns: Sequence[str], cells: dict[str, list[Text]], width: int) -
         yield some
 
 
-_OF_PARTS = {"code": "green", "command": "cyan", "link": "blue"}
+_OF_PARTS = {"code": "green", "command": "cyan"}
 _OF_LINES = {"+": "green", "-": "red", ">": "bold", " ": "dim"}
 """The style of a line of source, by its mark."""
 
@@ -220,6 +220,10 @@ def print_card(card: Card, console: Console, below: str = "", *, has_verdict: bo
         print_beside(Text("  "), Text(one_line(below), "dim"), console)
     for label, text, kind in card.parts():
         head = Text(f"  {label}: " if label else "    ", "bold")
+        if kind == "link":
+            # An address is longer than many terminals are wide; the command prints it.
+            console.print(Text.assemble(head, (f"conformance explain {card.law}", f"cyan link {text}")), soft_wrap=True)
+            continue
         if kind in ("prose", "place"):
             print_beside(head, Text(one_line(text)), console)
             continue

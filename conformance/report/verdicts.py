@@ -13,13 +13,15 @@ from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED
 
 @dataclass(frozen=True)
 class Look:
-    """The look of a verdict. `tone` names its colour, which similar verdicts share."""
+    """The look of a verdict. `tone` names its colour, which similar verdicts share; `plain` says in two words what the
+    verdict does not."""
 
     verdict: str
     short: str
     glyph: str
     tone: str
     meaning: str
+    plain: str = ""
 
     @property
     def key(self) -> str:
@@ -61,27 +63,33 @@ LOOKS = {
         Look(
             "INCONCLUSIVE", "inconclusive", "?", "doubt",
             "The case cannot tell a correct trainer from a wrong one, so it proves nothing. Counted as failed.",
+            "proves nothing",
         ),
         Look(
             "SETUP", "SETUP", "◇", "setup",
             "The adapter did not train what the case asks for: other samples, or another clip, learning rate, "
             "optimizer or loss. Fix the adapter first. Counted as failed.",
+            "adapter differs",
         ),
         Look(
             "FAIL (numerics)", "FAIL numerics", "≠", "bad",
             "Weights or gradients are wrong by more than rounding explains.",
+            "wrong numbers",
         ),
         Look(
             "FAIL (law)", "FAIL law", "§", "bad",
             "The trainer broke a rule of PyTorch, Horovod or apex, or its own declaration. Its numbers may be correct.",
+            "broken rule",
         ),
         Look(
             "DIVERGED", "DIVERGED", "⇄", "bad",
             "The ranks have different weights after a step.",
+            "ranks differ",
         ),
         Look(
             "HANG", "HANG", "∞", "bad",
             "The case exceeded its time limit. The report shows where each rank was.",
+            "no end in time",
         ),
         Look(
             "CRASH", "CRASH", "✗", "bad",

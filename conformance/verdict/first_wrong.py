@@ -112,7 +112,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     if (order := in_first_order(case, ranks) or resumed_in_other_order(case, ranks)) is not None:
         return guard("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
     if (off := between_windows(case, ranks)) is not None:
-        return guard(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
+        return guard(PLACE, f"window {case.resumed_at}", off.text, diagnosis=POSITION, advice=off.advice)
     if (lost := unread(case, ranks)) is not None:
         text = f"{lost}; train on each sample once in an epoch"
         return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)

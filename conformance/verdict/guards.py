@@ -176,13 +176,15 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     # After a resume between two windows, a wrong position may look like another rank's samples if samples are equal.
     lost = between_windows(case, ranks) if is_resumed else None
     ground: Ground = "guard" if found.always else "samples"
-    return guard(SHARDS, expected, lost or found.text, diagnosis=POSITION if lost else "", ground=ground)
+    if lost is None:
+        return guard(SHARDS, expected, found.text, ground=ground)
+    return guard(SHARDS, expected, lost.text, diagnosis=POSITION, ground=ground, advice=lost.advice)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    lost = lost_place(case, ranks) or ""
+    text, advice = lost_place(case, ranks) or ("", "")
     diagnosis = OTHER_ORDER if in_first_epoch(case, ranks) else POSITION
-    return guard(PLACE, f"window {case.resumed_at}", lost, lost, diagnosis if lost else "")
+    return guard(PLACE, f"window {case.resumed_at}", text, text, diagnosis if text else "", advice=advice)
 
 
 def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:

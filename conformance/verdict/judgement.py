@@ -43,6 +43,7 @@ OWN_ORDERS = "ranks read an epoch in different orders"
 class Guard:
     """A check that comes before numbers. ``text``: the headline if it fails. ``ground``: its rank among other problems.
     ``diagnosis``: the bug, if the name leaves it open. ``where``: the line that fails it, if known.
+    ``advice``: what to change, if known.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Guard:
     ground: Ground = "guard"
     diagnosis: str = ""
     where: str | None = None
+    advice: str = ""
 
     @property
     def explains(self) -> bool:
@@ -69,10 +71,11 @@ def guard(
     *,
     ground: Ground = "guard",
     where: str | None = None,
+    advice: str = "",
 ) -> Guard:
     """A guard that passes unless there is a ``text``. ``observed`` defaults to the text, or to ``expected``."""
     seen = (text or expected) if observed is None else observed
-    return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where)
+    return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where, advice)
 
 
 def adds_to(left: str, where: str | None) -> Guard:

@@ -124,8 +124,9 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
     if wrong:
         wrong += [(guard.ground, guard.text) for guard in explaining if guard not in idle]
         judgement.headline, *judgement.notes = by_precedence(wrong)
-        known = (guard.where for guard in judgement.guards if guard.text == judgement.headline and guard.where)
-        judgement.reason = next((Reason(where=where) for where in known), judgement.reason)
+        told = [one for one in judgement.guards if one.text == judgement.headline and (one.where or one.advice)]
+        known = (Reason(where=one.where, advice=one.advice or None) for one in told)
+        judgement.reason = next(known, judgement.reason)
         if judgement.suspects.explained_by and (advice := counted_wrongly(case, ranks)) is not None:
             judgement.reason = replace(judgement.reason or Reason(), advice=advice)
     at_seam = [guard.text for guard in judgement.guards if guard.name in (PLACE, RESTORED) and not guard.passed]
@@ -152,7 +153,7 @@ def _ended_early(
     """``context``: the events before the resume, if they may be why a rank failed."""
     notes = ["this came after training was stopped and resumed"] if is_resumed else []
     if is_resumed and (lost := other_window(case, ranks)):
-        notes = [f"{notes[0]}: {lost}"]
+        notes = [f"{notes[0]}: {lost.text}"]
     if verdict == "CRASH":
         notes += parameters_without_gradients(case.problem.workload.model)
         headline += shapes_of(case.problem.workload, *raised_by(ranks))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.trace import events as trace
@@ -13,6 +13,14 @@ from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
 from conformance.workloads.model import Model
 from conformance.workloads.reading_plan import planned_windows, rows
+
+
+class Lost(NamedTuple):
+    """A wrong place of a resume. text: what happened. advice: what to change."""
+
+    text: str
+    advice: str = ""
+
 
 #: Exceptions that no checkpoint can cause.
 _OF_ITS_CODE = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError")
@@ -80,12 +88,12 @@ def may_come_of_it(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     return before != after or not (first.lives and _windows(first.lives[1]))
 
 
-def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """A sentence if training resumed with a wrong window, or did not resume; None if it resumed with the next window,
-    or it cannot be seen."""
+def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+    """Whether training resumed with a wrong window, or did not resume; None if it resumed with the next window, or it
+    cannot be seen."""
     lives = [rank.lives[1] for rank in ranks if rank.lives]
     if lives and not any(map(_windows, lives)) and resumed_unseen(ranks) is None:
-        return "no window was trained after the resume: the trainer skipped all that were left, or had ended"
+        return Lost("no window was trained after the resume: the trainer skipped all that were left, or had ended")
     return other_window(case, ranks)
 
 
@@ -111,8 +119,8 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
-def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """A sentence if a rank resumed with a wrong window; None if all that resumed did so with the next one."""
+def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+    """Whether a rank resumed with a wrong window; None if all that resumed did so with the next one."""
     stop, inside = case.resumed_at, case.resumed_inside
     for rank in ranks:
         before, after = rank.lives or (None, None)
@@ -121,19 +129,22 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         stopped = f"rank {rank.number} was stopped before window {stop}, and"
         if in_first_epoch(case, [rank]):
-            return f"{stopped} resumed in the order of epoch 0: save the epoch too, and call the sampler's `set_epoch`"
+            return Lost(f"{stopped} resumed in the order of epoch 0", "save the epoch too, and call `set_epoch`")
         if inside and stop in {attempt.window for attempt in before.attempts} and windows[0] != stop:
-            return (
+            return Lost(
                 f"rank {rank.number} was stopped inside window {stop}, stepped it after {inside} of "
                 f"{len(case.problem.windows[stop].shares[rank.number])} micro-batches, and resumed with window "
-                f"{windows[0]}: save the gradients and the number of trained micro-batches, or repeat the whole window"
+                f"{windows[0]}",
+                "save the gradients and the number of trained micro-batches, or repeat the whole window",
             )
         if windows[0] != stop:
-            return f"{stopped} resumed with window {windows[0]}: save the number of trained windows, and skip these"
+            advice = "save the number of trained windows, and skip exactly these after the resume"
+            return Lost(f"{stopped} resumed with window {windows[0]}", advice)
         if inside and stop not in {one.window for one in after.attempts}:
-            return (
+            return Lost(
                 f"rank {rank.number} was stopped inside window {stop}, and no step ends it after the resume: a new "
-                "window starts at the resume; also save the number of trained micro-batches of the window"
+                "window starts at the resume",
+                "also save the number of trained micro-batches of the window",
             )
     return None
 
@@ -168,8 +179,8 @@ def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     )
 
 
-def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """A sentence if a rank resumed with a micro-batch in the middle of a window; None if none did, or its rows are not
+def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+    """Whether a rank resumed with a micro-batch in the middle of a window; None if none did, or its rows are not
     planned ones."""
     spec = as_resumed(case.spec())
     stop, row_of = spec["resumed_at"], rows(spec)
@@ -186,10 +197,11 @@ def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
         ]
         if found and all(number for _, number in found):
             window, number = min(found, key=lambda one: abs(one[0] - stop))
-            return (
+            return Lost(
                 f"rank {rank.number} was stopped before window {stop}, and resumed with micro-batch {number} of "
-                f"window {window}: save the number of micro-batches read in the epoch, and skip these; short windows "
-                "have fewer than `task.accumulation`"
+                f"window {window}",
+                "save the number of micro-batches read in the epoch, and skip these; short windows have fewer than "
+                "`task.accumulation`",
             )
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import AS_EXPECTED
@@ -20,7 +20,8 @@ Expected: TypeAlias = Mapping[Property, str]
 class Row:
     """The row of a property. value: expected. proven, judged: the number of steps or other cases that were as expected,
     and of all judged ones. wrong: violations. open: facts that are not judged. because: other properties, without whose
-    value the rest of the steps proves nothing. ranks: of the run. has_parts: they have parts of some parameters."""
+    value the rest of the steps proves nothing. idle: by code, further steps with nothing to judge. ranks: of the run.
+    has_parts: they have parts of some parameters."""
 
     of: Property
     value: str
@@ -29,6 +30,7 @@ class Row:
     wrong: tuple[Cause, ...]
     open: tuple[Open, ...]
     because: tuple[Property, ...] = ()
+    idle: Mapping[str, int] = field(default_factory=dict)
     ranks: int = 1
     has_parts: bool = False
 
@@ -96,7 +98,8 @@ def _row(of: Property, findings: Findings, stated: Expected) -> Row | None:
         # Some facts are only known at the end, after their steps were judged.
         proven = max(0, min([proven, *(judged - fact.count for fact in facts)]))
     because = _unvalued(of, findings, stated)
-    return Row(of, value, proven, judged, tuple(wrong), tuple(facts), because, findings.ranks, findings.has_parts)
+    idle = findings.idle if of in CORE else {}
+    return Row(of, value, proven, judged, tuple(wrong), tuple(facts), because, idle, findings.ranks, findings.has_parts)
 
 
 def _is_of(shows: tuple[object, object], of: Property, value: str) -> bool:

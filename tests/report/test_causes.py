@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from conformance.report.card import card_of
 from conformance.report.causes import Cause, causes, telling, title
 from conformance.results.plain import record
 from conformance.results.result_lines import CaseRecord
@@ -388,6 +389,16 @@ def test_a_law_on_precision_is_no_cause_of_numbers_that_go_wrong_without_it() ->
     assert named(half, wrong()) == [(UNKNOWN, 2)]
     difference = {"step": 0, "quantity": "gradient", "parameter": "weight[0]", "expected": 1.0, "observed": 3.0}
     assert len(named(half, wrong(first_difference=difference))) == 2
+
+
+def test_the_title_of_a_crash_has_its_call_and_the_card_its_message() -> None:
+    reason = {"code": "raised OSError", "where": "train.py:60", "source": ["model.load(path)  # resumed"]}
+    said = "rank 1 raised OSError: no such file (train.py:60)"
+    crashed = wrong(verdict="CRASH", headline=said, first_difference=None, reason=reason, notes=["it is odd"])
+    card = card_of(crashed)
+    assert card.headline == "Rank 1 crashes at `model.load(path)  # resumed`: OSError (train.py:60)"
+    assert card.facts == (("observed", "No such file"), ("note", "it is odd"))
+    assert not any("model.load" in part.text for part in card.parts())
 
 
 def test_the_title_of_a_crash_is_no_story() -> None:

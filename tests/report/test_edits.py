@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from conformance.laws.law import catalogue
 from conformance.oracle.faults import CATALOGUE
 from conformance.report.edits import edit_of
 from conformance.report.places import Place
+from conformance.trace.state.site import around
 from conformance.watch.report.remedies import EDITS
 
 CLIP = Place("at", "a.py:4", "scaler.scale(loss).backward()\n    clip(p)\nscaler.unscale_(o)")
@@ -115,7 +119,7 @@ def test_an_edit_has_its_line_and_where_it_is_mechanical_the_change(text: str, r
 def test_lines_of_other_files_are_named() -> None:
     edit = edit_of("it above step", {"it": CLIP, "step": OTHER})
     assert edit is not None and edit.said("a.py") == "move line 4 above b.py:9"
-    assert edit.code == "+   |     clip(p)\n  9 |     optimizer.step()"
+    assert edit.code == "+   | clip(p)\n  9 | optimizer.step()"
 
 
 @pytest.mark.parametrize("text", ["", "change wrap", "it above wrap", "wrap above step", "add the average above wrap"])
@@ -135,3 +139,46 @@ def test_each_edit_of_laws_bugs_and_watches_names_calls_that_can_be_known() -> N
 def test_a_known_bug_says_in_one_sentence_why_its_numbers_follow() -> None:
     assert [one.name for one in CATALOGUE if not one.why or one.why.endswith(".")] == []
     assert [one.name for one in CATALOGUE if one.why in (one.fix, one.text) or len(one.why.split()) > 20] == []
+
+
+def test_code_that_is_not_located_is_looked_for_in_its_function(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    body = [f"    line_{number}()" for number in range(4, 20)]
+    file.write_text("\n".join(["import torch", "", "def train():", *body]))
+    for line, first, last in ((4, 3, 5), (6, 3, 7), (16, 6, 17), (19, 9, 19)):
+        edit = edit_of("find the divisor at or above it", {"it": Place("at", f"a.py:{line}", around(str(file), line))})
+        assert edit is not None
+        shown = [int(number) for number in re.findall(r"^[> ] +(\d+) \|", edit.code, re.MULTILINE)]
+        assert (shown[0], shown[-1]) == (first, last) and f"> {line:>{len(str(last))}} | " in edit.code
+
+
+def test_a_name_in_the_recorded_lines_locates_the_edit(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "\n".join(["with no_sync():", "    out = model(x)", "    if big:", "        out += 1", "    out.sum()"])
+    )
+    edit = edit_of("find `no_sync` at or above it", {"it": Place("at", "a.py:5", around(str(file), 5))})
+    assert edit is not None and edit.said("a.py") == "change `no_sync` in line 1"
+    assert edit.code.splitlines()[0] == "> 1 | with no_sync():" and "5 |     out.sum()" in edit.code
+
+
+def test_records_with_one_neighbour_on_each_side_are_read() -> None:
+    old = Place("at", "a.py:41", "step()\nclip(p)\nzero()")
+    assert old.numbered == {40: "step()", 41: "clip(p)", 42: "zero()"}
+
+
+def test_a_line_of_code_to_add_is_a_diff() -> None:
+    edit = edit_of("add `sampler.set_epoch(epoch)` above it", {"it": CLIP})
+    assert edit is not None and edit.is_whole and "+   |     sampler.set_epoch(epoch)\n  4 |" in edit.code
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [("if rank == 0:", "change the condition in line 3"), ("for _ in range(2):", "move line 4 below line 2")],
+)
+def test_a_condition_around_a_call_in_the_correct_order_is_the_edit(tmp_path: Path, header: str, said: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"for batch in data:\n    optimizer.step()\n    {header}\n        scheduler.step()\n")
+    known = {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in (("step", 2), ("schedule", 4))}
+    edit = edit_of("schedule below step", known)
+    assert edit is not None and edit.said("a.py") == said

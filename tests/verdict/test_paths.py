@@ -45,14 +45,15 @@ def test_the_text_of_a_line_is_that_in_which_files_agree(tmp_path, monkeypatch):
     (folders[0] / "my_loop.py").write_text("  first\n    second  \n\n  last\n")
     monkeypatch.chdir(folders[1])
     assert text_of("my_loop.py", 2, None) is None
-    assert text_of("my_loop.py", 2, folders[0]) == "first\n  second"
-    assert text_of("my_loop.py", 4, folders[0]) == "\nlast"
+    text = "  first\n    second\n\n  last"
+    assert [text_of("my_loop.py", line, folders[0]) for line in (2, 4)] == [text, text]
     assert [text_of("my_loop.py", line, folders[0]) for line in (3, 5, 9)] == [None] * 3
-    (folders[1] / "my_loop.py").write_text("first\n  second\n")
-    assert text_of("my_loop.py", 2, folders[0]) == "first\n  second"
+    (folders[1] / "my_loop.py").write_text("  first\n    second\n\n  last")
+    assert text_of("my_loop.py", 2, folders[0]) == text
     (folders[1] / "my_loop.py").write_text("first\nanother\n")
     assert text_of("my_loop.py", 2, folders[0]) is None
-    assert text_of("my_loop.py", 2, None) == "first\nanother"
+    # A text always has a line after the third.
+    assert text_of("my_loop.py", 2, None) == "first\nanother\n\n"
 
 
 @pytest.mark.parametrize("name", ["\ud800.py", "a\0b.py"])

@@ -50,7 +50,17 @@ def texts(found):
 
 def test_an_open_row_without_a_fact_names_the_properties_that_block_it():
     found = findings(steps={(): 3, (HOOK,): 1}, laws=["watch/averaged"])
-    assert texts(found)["clearing"] == "3 of 4 steps; the others are not judged because of ranks"
+    assert texts(found)["clearing"] == "3 of 4 steps; others not judged because of ranks"
+
+
+def test_all_rows_count_the_same_steps_and_say_why_some_are_left_out():
+    found = findings(steps={(): 6}, seen={Property.CLIPPING: 8, Property.DENOMINATOR: 2, Property.SCHEDULE: 8})
+    found.ranks, found.idle = 2, Counter({"idle.not-finite": 2})
+    said_of = texts(found)
+    assert said_of["ranks"].startswith("6 of 8 steps (4 on each rank); 2 with infinite or NaN gradients: ")
+    assert said_of["clipping"].startswith("4 of 4 steps: ")
+    assert said_of["denominator"].startswith("seen in 2 steps: ")
+    assert said_of["schedule"].startswith("4 schedule steps: ")
 
 
 @pytest.mark.parametrize(

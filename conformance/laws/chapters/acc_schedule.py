@@ -17,7 +17,7 @@ from conformance.trace.short_texts import number
 @law(
     "acc/schedule-per-step",
     "Each learning-rate scheduler MUST step once for each optimizer step; for a skipped step it MAY step or wait.",
-    fault="does not step the schedule exactly once per optimizer step",
+    fault="skips or repeats a step of the schedule",
     why="""A schedule gives the learning rate of step k. A scheduler that steps for every micro-batch is at k n after k
         steps of n micro-batches. One that also steps for skipped steps is ahead by their number; the report says so,
         and `schedule_on_skip` makes it explicit.""",
@@ -201,6 +201,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
         observed = f"the scheduler {times} between {previous} and {step}{last}"
         if made[1:]:
             fault = f"steps the schedule {len(made)} times between two optimizer steps"
+        elif not made:
+            fault = "does not step the schedule after an optimizer step"
     if made and skipped:
         observed += f"; in between: {skipped[0]}"
     return Broken(

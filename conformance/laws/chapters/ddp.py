@@ -16,7 +16,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
 @law(
     "ddp/all-reduce-every-window",
     "The ranks MUST average their gradients, or their weights, in every window, including its last micro-batch.",
-    fault="does not average the last gradients of a window over the ranks",
+    fault="steps with gradients that are not averaged over the ranks",
     is_seen_later=True,
     why="""Gradients that a rank adds after the all-reduce, or without one, reach no other rank. Then rank r steps with
         its own g_r instead of (1/N) Σ g_r, and the ranks' weights diverge.""",

@@ -74,7 +74,7 @@ LAWS: dict[str, Law] = {
             "Gradients that are cleared before a step are wasted, and their samples are never learned.",
             "clear only after a step, or before the first backward pass of a window",
             ("clearing", "discarded"),
-            edit="it below step",
+            edit="it below step; change it",
         ),
         Law(
             "watch/fresh",

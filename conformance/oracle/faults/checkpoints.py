@@ -240,7 +240,7 @@ class _ResumedInside(Recurrence):
 
 
 @fault(
-    "loses a window's first micro-batches after a resume inside the window",
+    "loses micro-batches after a resume inside a window",
     _resumes_inside,
     fix="stop after a step, or save the gradients of the window that has started",
     why="The window's later micro-batches step alone: the earlier ones' gradients were not saved",
@@ -252,7 +252,7 @@ class HalfWindowLost(_ResumedInside):
 
 
 @fault(
-    "counts a window's first micro-batches twice after a resume inside the window",
+    "counts micro-batches twice after a resume inside a window",
     _resumes_inside,
     fix="skip a window's micro-batches whose gradients are restored",
     why="The restored gradients already contain these micro-batches, and their backward adds them again",

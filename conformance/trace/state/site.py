@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -146,8 +145,22 @@ def shortened(path: str, more: Sequence[str] = ()) -> str:
     return os.path.relpath(path, max(inside, key=len)) if inside else path
 
 
+BEFORE, AFTER = 10, 6
+"""The numbers of neighbours of a line, as far as its file has them."""
+
+_FEWEST = 4
+"""Lines of a text: older records have three, which start one line before."""
+
+
 def around(file: str, line: int) -> str:
-    """The text of a line with the lines before and after it; "" if it is blank or missing."""
+    """The text of a line with `BEFORE` lines before and `AFTER` lines after it; "" if it is blank or missing."""
     if not linecache.getline(file, line).strip():
         return ""
-    return dedent("".join(linecache.getlines(file)[max(0, line - 2) : line + 1])).rstrip()
+    lines = linecache.getlines(file)[max(0, line - 1 - BEFORE) : line + AFTER]
+    return "\n".join([*(text.rstrip() for text in lines), *[""] * (_FEWEST - len(lines))])
+
+
+def first_around(line: int, count: int) -> int:
+    """The number of the first of ``count`` lines that `around` gives for a line."""
+    before = BEFORE if count >= _FEWEST else min(1, count - 1)
+    return max(1, line - before)

@@ -112,8 +112,7 @@ class Discarded(Chapter):
             passes = line.whole if is_often and is_regular and is_of_training else line.shares
             if passes:
                 site = line.first.site or line.first.backward.site
-                says = said("used.cleared-before", passes=passes, steps=steps)
-                effect = said("used.lost", passes=passes, of=of)
+                says, effect = said("used.cleared-before"), said("used.lost", passes=passes, of=of)
                 computed = line.first.backward.site
                 finding = Finding("watch/used", says, line.first.after_steps, (rank,), site, effect, backward=computed)
                 self._findings.add(finding, count=passes)

@@ -40,6 +40,7 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
         return _without_gradients(window, findings)
     if not np.isfinite([*window.used.values()]).all():
         # `loss_scale.py` reports it.
+        findings.idle["idle.not-finite"] += 1
         return None
     if any(shards == 0 for shards in window.shards.values()):
         return _open(window, findings, "ranks.layout")
@@ -63,7 +64,7 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
     if of_others:
         shows |= _open(window, findings, "clearing.shared")
     if COARSE in shows:
-        findings.coarse += 1
+        findings.idle["idle.coarse"] += 1
         return None
     if not shows:
         # Intended for an average over perturbed weights. A bug in a closure that an optimizer of torch calls at several

@@ -174,7 +174,7 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
         return
     if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
         fact = said("ranks.sum", ranks=ranks)
-        yield _Wrong("watch/means-averaged", said("ranks.means-added", times=ranks), ranks, fact)
+        yield _Wrong("watch/means-averaged", said("ranks.means-added"), ranks, fact)
     passes = passes_of(here)
     everything = sum(map(targets_of, passes))
     # With equal counts on the ranks, the divisor might be each rank's own count times a factor in the script. Half of a

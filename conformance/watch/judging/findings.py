@@ -109,7 +109,7 @@ class Findings:
     not see.
 
     outcomes: the number of judged steps of a rank, by what they show beyond the usual: empty for a correct step.
-    coarse: the number of steps whose gradients are too coarse or too small to judge. seen: by property, the number of
+    idle: by code, the number of steps of a rank with nothing to judge. seen: by property, the number of
     correct cases.
     unsolved: equations of steps that decide nothing alone. factors: for each set of parameters that were clipped
     together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
@@ -122,7 +122,7 @@ class Findings:
     open: dict[str, Open] = field(default_factory=dict)
     lacks: list[Said] = field(default_factory=list)
     outcomes: Counter[frozenset[Shown]] = field(default_factory=Counter)
-    coarse: int = 0
+    idle: Counter[str] = field(default_factory=Counter)
     seen: Counter[Property] = field(default_factory=Counter)
     unsolved: list[Any] = field(default_factory=list)
     factors: list[tuple[int, Finding | None, bool]] = field(default_factory=list)
@@ -231,7 +231,7 @@ class Findings:
         for lack in other.lacks:
             self.lack(lack)
         self.outcomes.update(other.outcomes)
-        self.coarse += other.coarse
+        self.idle.update(other.idle)
         self.seen.update(other.seen)
 
 

@@ -186,8 +186,8 @@ class Launch:
             findings.leave_open(said("ranks.no-group", started=started))
         if "watch/means-averaged" in laws_of(findings.causes.values()):
             findings.open.pop("ranks.sum", None)
-        if findings.coarse > findings.steps:
-            findings.leave_open(said("changed.coarse"), findings.coarse)
+        if findings.idle["idle.coarse"] > findings.steps:
+            findings.leave_open(said("changed.coarse"), findings.idle["idle.coarse"])
         if groups - {ranks} and ranks > 1:
             findings.leave_open(said("ranks.groups", size=min(groups), ranks=ranks))
 

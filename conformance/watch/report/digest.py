@@ -11,12 +11,12 @@ from conformance.report.ci import Digest
 from conformance.report.command import shown
 from conformance.report.summary import Summary
 from conformance.report.text import one_line, plural, visible
-from conformance.watch.judging.findings import Findings
+from conformance.watch.judging.findings import Findings, Said
 from conformance.watch.judging.properties import CORE, Property
 from conformance.watch.report.moments import place
 from conformance.watch.report.remedies import fixed
 from conformance.watch.report.sentences import sentence, value
-from conformance.watch.report.watch_cards import cards, extent, open_cards
+from conformance.watch.report.watch_cards import cards, extent, of_steps, open_cards
 from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _TONES = {"CONFORMS": "good", "DOES NOT CONFORM": "bad", "UNDECIDED": "doubt"}
@@ -26,6 +26,9 @@ _UNITS = {
     Property.COVERAGE: "parameter",
 }
 """The unit of a property's count; otherwise steps."""
+
+_TOGETHER = (Property.DENOMINATOR, Property.DATA)
+"""Properties that are counted once for all ranks."""
 
 
 def digest(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> Digest:
@@ -54,7 +57,8 @@ def headline(of: Outcome, findings: Findings) -> str:
         return "No step of a torch optimizer was seen."
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
     if of.verdict == "CONFORMS":
-        judged = f"{of.proven} of {plural(of.steps, 'step')} used the correct gradients."
+        every = of.steps + findings.idle.total()
+        judged = f"{of_steps(of.proven, every, findings.ranks)} used the correct gradients."
         if asked := open_cards(of.rows, findings):
             first = asked[0].headline
             return f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}: {first}. {judged}"
@@ -62,15 +66,21 @@ def headline(of: Outcome, findings: Findings) -> str:
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
         return f"None of {plural(findings.stepped.total(), 'step')} could be judged{undecided}."
-    return f"{of.proven} of {plural(of.steps, 'step')} are proven correct{undecided}."
+    every = of.steps + findings.idle.total()
+    return f"{of_steps(of.proven, every, findings.ranks)} proven correct{undecided}."
 
 
-def counted(row: Row) -> str:
-    """How often the property was as expected, with its unit."""
-    unit = _UNITS.get(row.of, "step")
+def counted(row: Row, findings: Findings) -> str:
+    """How often the property was as expected, with its unit. A step of all ranks is one step."""
     if row.of in CORE:
-        return f"{row.proven} of {plural(row.judged, unit)}" + (f" of {row.ranks} ranks" if row.ranks > 1 else "")
-    return plural(row.proven, unit) if row.proven else ""
+        return of_steps(row.proven, row.judged + sum(row.idle.values()), row.ranks)
+    ranks, unit = 1 if row.of in _TOGETHER else row.ranks, _UNITS.get(row.of, "step")
+    count = row.proven if row.proven % ranks else row.proven // ranks
+    every = findings.steps + findings.idle.total()
+    if unit != "step" or not count:
+        return plural(count, unit) if count else ""
+    is_all = count * row.ranks == every
+    return of_steps(every, every, row.ranks) if is_all else f"seen in {plural(count, unit)}"
 
 
 def open_facts(row: Row, findings: Findings) -> list[str]:
@@ -93,10 +103,11 @@ def row_texts(row: Row, findings: Findings) -> list[str]:
     asked = len(open_cards([row], findings))
     said = open_facts(replace(row, open=tuple(fact for fact in row.open if not fixed(fact.says))), findings)
     said += [plural(asked, "question")] if asked else []
-    because = (
-        f"; the others are not judged because of {', '.join(one.value for one in row.because)}" if row.because else ""
-    )
-    return said or [f"{counted(row)}: {value(row)}" if row.state == "PROVEN" else f"{counted(row)}{because}"]
+    others = [sentence(Said(code, {"count": count})) for code, count in row.idle.items() if count]
+    if row.because:
+        others.append(f"others not judged because of {', '.join(one.value for one in row.because)}")
+    count = "; ".join([counted(row, findings), *others])
+    return said or [f"{count}: {value(row)}" if row.state == "PROVEN" else count]
 
 
 def lacks(findings: Findings) -> list[str]:

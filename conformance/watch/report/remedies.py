@@ -111,6 +111,8 @@ EDITS: Mapping[str, str] = {
     "clip.before-passes": "it above step",
     "clipping.before-last-pass": "it above step",
     "coverage.unheld": "change it",
+    "coverage.no-gradient": "change it",
+    "data.same-order": "add `sampler.set_epoch(epoch)` above it",
     "schedule.before-step": "it below step",
     "schedule.each-pass": "it below step",
 }

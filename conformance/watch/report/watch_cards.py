@@ -76,9 +76,19 @@ def _open_card(row: Row, fact: Open, findings: Findings) -> Card:
 
 
 def extent(row: Row, fact: Open) -> str | None:
-    """In how many of the judged steps it was seen; None if its count is not of steps."""
+    """In how many of all steps it was seen; None if its count is not of steps."""
     is_of_steps = row.of in CORE and 1 < fact.count <= row.judged
-    return f"{fact.count} of {plural(row.judged, 'step')}" if is_of_steps else None
+    return of_steps(fact.count, row.judged + sum(row.idle.values()), row.ranks) if is_of_steps else None
+
+
+def of_steps(count: int, every: int, ranks: int) -> str:
+    """How many of the steps of all ranks, counted once for each rank. A step of all ranks is one step, if all count."""
+    if every % ranks:
+        return f"{count} of {plural(every, 'step')} of {ranks} ranks"
+    each = every // ranks
+    if count in (0, every):
+        return f"{count and each} of {plural(each, 'step')}"
+    return f"{count} of {plural(every, 'step')}" + (f" ({each} on each rank)" if ranks > 1 else "")
 
 
 def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
