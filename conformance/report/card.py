@@ -248,12 +248,12 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
     example, cause = failure.example, failure.cause
     is_known, numbers = cause.kind in ("bug", "pair"), [*_numbers(example)]
     if law is not None:
-        some = f" (on rank{'s' * bool(law.ranks[1:])} {listed([str(rank) for rank in law.ranks])})" if law.ranks else ""
-        on = some if len(law.ranks) < example.world_size else ""
-        yield from (("expected", law.expected), ("observed", law.observed + on), ("why", law.why))
+        some = f"on rank{'s' * bool(law.ranks[1:])} {listed([str(rank) for rank in law.ranks])}, " if law.ranks else ""
+        on = some if example.verdict == "DIVERGED" and len(law.ranks) < example.world_size else ""
+        yield from (("expected", law.expected), ("observed", on + law.observed), ("why", law.why))
     elif numbers:
         yield from numbers
-    elif rest := _rest(example, failure.text):
+    elif rest := _rest(example.headline, failure.text):
         whole = rest[:_LONGEST].rpartition(". ")[0] if len(rest) > _LONGEST else ""
         yield "observed", f"{whole}." if whole else cut(rest, _LONGEST)
         yield from (("note", note) for note in example.notes if example.verdict == "CRASH")
@@ -335,12 +335,9 @@ def _alike(bugs: Sequence[str]) -> str:
     return f"a trainer that {', or '.join(doing(one, texts) for one in bugs[:_FEW])}"
 
 
-def _rest(case: CaseRecord, title: str) -> str:
+def _rest(headline: str, title: str) -> str:
     """The part of a headline that neither the title nor the fix has."""
-    headline, advice = case.headline, _advised(case.headline).partition(": ")[2]
-    _, _, message = headline.partition(f" raised {title.rpartition(': ')[2]}: ")
-    rest = message.removesuffix(f" ({case.reason.where if case.reason else ''})")
-    rest = rest or headline.removeprefix(title.removesuffix(" …"))
+    rest, advice = headline.removeprefix(title.removesuffix(" …")), _advised(headline).partition(": ")[2]
     return capitalized((rest.replace(advice, "") if advice else rest).strip(" …"))
 
 

@@ -135,12 +135,12 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
 
 
 def _crashed(case: CaseRecord) -> str:
-    """Which rank crashes, and at which statement of the trainer; "" if that is unknown."""
+    """At which statement the trainer crashes; "" if unknown, or for a `raise`, which has the trainer's own words."""
     reason = case.reason or Reason()
-    who, kind = case.headline.partition(" raised ")[0], reason.code.partition("raised ")[2]
-    if case.verdict != "CRASH" or not kind or not any(reason.source):
+    kind, statement = reason.code.partition("raised ")[2], one_line("".join(reason.source[:1]).strip())
+    if case.verdict != "CRASH" or not kind or not statement or statement.startswith("raise "):
         return ""
-    return f"{who} crashes at `{cut(one_line(reason.source[0].strip()), _LONGEST // 2)}`: {kind}"
+    return f"The trainer crashes at `{cut(statement, _LONGEST // 2)}`: {kind}"
 
 
 def doing(name: str, texts: Mapping[str, str]) -> str:

@@ -396,8 +396,8 @@ def test_the_title_of_a_crash_has_its_call_and_the_card_its_message() -> None:
     said = "rank 1 raised OSError: no such file (train.py:60)"
     crashed = wrong(verdict="CRASH", headline=said, first_difference=None, reason=reason, notes=["it is odd"])
     card = card_of(crashed)
-    assert card.headline == "Rank 1 crashes at `model.load(path)  # resumed`: OSError (train.py:60)"
-    assert card.facts == (("observed", "No such file"), ("note", "it is odd"))
+    assert card.headline == "The trainer crashes at `model.load(path)  # resumed`: OSError (train.py:60)"
+    assert card.facts == (("observed", "Rank 1 raised OSError: no such file (train.py:60)"), ("note", "it is odd"))
     assert not any("model.load" in part.text for part in card.parts())
 
 
