@@ -268,42 +268,25 @@ def test_parameters_with_a_different_factor_are_named():
         used = total(script.backward(), 0.5)
         return [[one * 0.5 if number in (1, 4) else one for number, one in enumerate(used)]] * 2
 
-    says = trained(window).open["ranks.some-divided-twice"].says
-    assert says.values == {"named": ["p1", "p4"], "divisor": pytest.approx(2, rel=1e-3)}
-
-
-@pytest.mark.parametrize("divided", [(1, 4), (0, 2, 3, 5)])
-def test_some_gradients_keep_the_factor_that_the_loss_has_by_hand(divided):
-    """As if the script unscales one parameter group only. divided: a few of the parameters, or most."""
-
-    def window(script):
-        used = total(script.backward(factors=[1024.0]), 0.5)
-        return [[one / 1024 if number in divided else one for number, one in enumerate(used)]] * 2
-
-    says = trained(window).open["ranks.some-scaled"].says
-    assert says.values == {"factor": 1024.0, "scaled": [f"p{n}" for n in range(6) if n not in divided]}
+    says = trained(window).open["ranks.some-parameters"].says
+    assert says.values == {"named": ["p1", "p4"], "times": pytest.approx(0.5, rel=1e-3)}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "shares", "users", "expected"),
+    ("ranks", "share", "expected"),
     [
-        (3, 1 / 9, 3, {"watch/divided-once"}),
-        (2, 1 / 4, 2, {"ranks.some-divided-twice"}),  # a half is a number that a script may choose
-        (3, 1.0, 3, {"ranks.some-summed"}),
-        (3, 1 / 2, 2, {"ranks.some-users"}),
-        (3, 1 / 2, 3, {"ranks.some-parameters"}),
-        (3, 1 / 3, 3, set()),
+        (3, 1 / 9, {"watch/divided-once"}),
+        (2, 1 / 4, {"ranks.some-parameters"}),  # a half is a number that a script may choose
+        (3, 1.0, {"ranks.some-parameters"}),
+        (3, 1 / 3, set()),
     ],
 )
-def test_parameters_with_the_factor_of_another_division(ranks, shares, users, expected):
-    """shares: of each rank in the gradient of one parameter. users: the ranks with a gradient of it."""
+def test_parameters_with_the_factor_of_another_division(ranks, share, expected):
+    """share: of each rank in the gradient of one parameter."""
 
     def window(script):
-        computed = script.backward()
-        for rank in range(users, ranks):
-            computed[rank][4] = computed[rank][4] * 0.0
-            script.streams[rank][-1].sketches = sketches(computed[rank])
-        return [[one * (shares * ranks if n == 4 else 1) for n, one in enumerate(total(computed, 1 / ranks))]] * ranks
+        mean = total(script.backward(), 1 / ranks)
+        return [[one * (share * ranks if n == 4 else 1) for n, one in enumerate(mean)]] * ranks
 
     findings = trained(window, ranks=ranks)
     assert laws(findings) | findings.open.keys() == expected

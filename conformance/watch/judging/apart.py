@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from math import isclose, prod
+from math import isclose
 from statistics import median_low
 from typing import Any
 
@@ -142,13 +142,10 @@ class Apart:
         """Whether it may be a literal of the script, which has few digits."""
         return self.main.contains(float(f"{self.most:.2g}"))
 
-    def have_few(self, factor: float) -> bool:
-        """Whether a few parameters have this factor instead of that of most."""
-        return bool(self.few) and all(self.known[number].contains(factor, _NEAR) for number in self.few)
-
     @property
-    def ranks(self) -> int:
-        return self.case.together.ranks
+    def are_few_divided_twice(self) -> bool:
+        """Whether a few parameters have the factor of the others squared."""
+        return bool(self.few) and all(self.known[number].contains(self.most**2, _NEAR) for number in self.few)
 
     @property
     def divisor(self) -> float:
@@ -157,13 +154,6 @@ class Apart:
     @property
     def times(self) -> float:
         return self.known[self.few[0]].middle / self.most
-
-    @property
-    def users(self) -> int:
-        """The number of ranks with a gradient of the few; 0 if it is not the same for all of them."""
-        case = self.case
-        users = [{rank for rank, one in case.by_rank(n) if one.sketch[..., 2].any()} for n in self.few]
-        return len(users[0]) if len({*map(len, users)}) == 1 else 0
 
     @property
     def named(self) -> list[str]:
@@ -184,23 +174,6 @@ class Apart:
         factors = [self.case.kappa(self.known[group[0]]).middle for group in groups]
         of, every = sorted(zip(map(len, groups), factors, strict=True), reverse=True), len(self.known)
         return "; ".join(f"{count} of {every} parameters: {factor:.4g}x" for count, factor in of)
-
-    @property
-    def factor(self) -> float:
-        """The factor of the losses, if all have the same; else 1."""
-        factors = {prod(one.factors) for one in self.case.window.backwards.values()}
-        return factors.pop() if len(factors) == 1 else 1.0
-
-    @property
-    def scaled(self) -> list[str]:
-        """The parameters whose gradients still have this factor, while those of the others were divided by it."""
-        others = [number for number in self.known if number not in self.few]
-        few, most = [self.case.kappa(self.known[number]) for number in self.few], [self.case.kappa(self.main)]
-        for keep, divided, which in ((few, most, self.few), (most, few, others)):
-            are_kept = all(one.contains(1.0, _NEAR) for one in keep)
-            if few and are_kept and all(one.contains(1 / self.factor, _NEAR) for one in divided):
-                return self.case.window.named(which) if self.factor > 1 else []
-        return []
 
     @property
     def are_clipped(self) -> bool:

@@ -302,16 +302,9 @@ APART: Sequence[Row[Apart]] = (
     # A script may shrink or grow gradients of a layer on purpose, by any number of few digits.
     Row(
         Wrong("watch/divided-once", "some-divided-twice", "divisor named"),
-        when=lambda of: of.have_few(of.most**2) and not of.may_be_chosen,
+        when=lambda of: of.are_few_divided_twice and not of.may_be_chosen,
         effect=lambda of: said("parameters-shorter", parameters=len(of.few), all=len(of.case.used), times=of.times),
     ),
-    Row(Fact("ranks.some-divided-twice", "named divisor"), lambda of: of.most < 1 and of.have_few(of.most**2)),
-    Row(
-        Fact("ranks.some-users", "named users ranks"),
-        when=lambda of: 0 < of.users < of.ranks and of.have_few(of.most * of.ranks / of.users),
-    ),
-    Row(Fact("ranks.some-summed", "named ranks"), lambda of: of.ranks > 1 and of.have_few(of.most * of.ranks)),
-    Row(Fact("ranks.some-scaled", "factor scaled"), lambda of: bool(of.scaled)),
     Row(Fact("ranks.some-parameters", "named times"), lambda of: bool(of.few)),
 )
 """Each parameter alone."""
