@@ -9,7 +9,7 @@ from itertools import pairwise
 from conformance.watch import records
 from conformance.watch.judging.chapter import Chapter
 from conformance.watch.judging.equations import Together
-from conformance.watch.judging.findings import Finding, Said, said
+from conformance.watch.judging.findings import Finding, said
 from conformance.watch.judging.targets import near, weight_of
 from conformance.watch.judging.windows import Window
 from conformance.watch.records import Backward
@@ -30,15 +30,15 @@ class Passes(Chapter):
             in_full = {*together.kappas.get(window.rank, ())} in ({1.0}, {float(together.ranks)})
             if window.step is None or window.step.closure or not window.used or not in_full:
                 continue
-            again = [one for one in window.backwards.values() if one.contains and _adds(window, one)]
+            again = [one for one in window.passes if one.contains and _adds(window, one)]
             repeated = _repeated(window)
             if repeated:
                 effect = said("passes.twice", passes=len(repeated), all=len(window.backwards))
-                found = _finding(window, "watch/backward-once", said("passes.repeat"), repeated[0].site, effect)
+                found = Finding.of(window, "watch/backward-once", said("passes.repeat"), effect, repeated[0].site)
                 self._findings.add(found, together.here)
             if again:
                 effect = said("passes.twice", passes=len(again), all=len(window.backwards))
-                found = _finding(window, "watch/backward-once", said("passes.contains"), again[0].site, effect)
+                found = Finding.of(window, "watch/backward-once", said("passes.contains"), effect, again[0].site)
                 self._findings.add(found, together.here)
 
 
@@ -46,8 +46,8 @@ def _unreduced(window: Window, step: records.Stepped) -> Iterator[Finding]:
     if step.unreduced:
         says = said("passes.unreduced", parameters=len(step.unreduced), names=window.named(step.unreduced))
         effect = said("passes.unreduced-of", parameters=len(step.unreduced), all=len(step.parameters))
-        site = [one.site for one in window.backwards.values()][-1:] or [window.site]
-        yield _finding(window, "watch/averaged", says, site[0], effect)
+        site = [one.site for one in window.passes][-1:] or [window.site]
+        yield Finding.of(window, "watch/averaged", says, effect, site[0])
 
 
 def _unscales(window: Window) -> Iterator[Finding]:
@@ -61,24 +61,20 @@ def _unscales(window: Window) -> Iterator[Finding]:
         if min(places) < at < max(places) and is_scaled:
             says = said("passes.unscaled-between")
             effect = said("passes.scaled", passes=len(later), all=len(window.backwards), scale=unscaled.scale)
-            yield _finding(window, "watch/unscale-whole-window", says, unscaled.site, effect)
+            yield Finding.of(window, "watch/unscale-whole-window", says, effect, unscaled.site)
 
 
 def _searches(window: Window, step: records.Stepped) -> Iterator[Finding]:
     if step.stale > 1:
         says = said("passes.stale-closure", calls=step.stale)
         effect = said("passes.stale", stale=step.stale - 1, all=step.stale)
-        yield _finding(window, "watch/fresh", says, window.site, effect)
-
-
-def _finding(window: Window, law: str, says: Said, site: records.Site, effect: Said) -> Finding:
-    return Finding(law, says, window.index, (window.rank,), site, effect, window.optimizer)
+        yield Finding.of(window, "watch/fresh", says, effect)
 
 
 def _repeated(window: Window) -> list[Backward]:
     """The passes whose loss was computed before from the same outputs, if the update is a mean without them: otherwise
     each of two equal losses may intentionally count half."""
-    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    passes = window.passes
     again = [one for before, one in pairwise(passes) if one.is_alike and one.value and one.value == before.value]
     if not again:
         return []

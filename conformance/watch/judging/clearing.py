@@ -83,7 +83,7 @@ class Discarded(Chapter):
             window.lost = len(before)
             if is_known and window.backwards:
                 self._count(before, window)
-            self._calls |= {one.calls for one in window.backwards.values()}
+            self._calls |= {one.calls for one in window.passes}
 
     def _count(self, before: Sequence[Cleared], window: Window) -> None:
         self._counts[window.optimizer][window.lost] += 1
@@ -138,7 +138,7 @@ class Discarded(Chapter):
 def _is_share(one: Cleared, window: Window) -> bool:
     """Whether all losses are divided by the window's length including the cleared passes. If some batches have no
     backward pass, the script may filter passes on purpose."""
-    number, passes = window.lost + len(window.backwards), (one.backward, *window.backwards.values())
+    number, passes = window.lost + len(window.backwards), (one.backward, *window.passes)
     return all(divisors_of(backward) == [number] and backward.batches == 1 for backward in passes)
 
 
@@ -168,7 +168,7 @@ class _Passes:
     calls: set[int] = field(default_factory=set)
 
     def see(self, window: Window) -> None:
-        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        passes = window.passes
         if self.steps or window.index:
             self.calls |= {one.calls for one in passes}
         elif near(weight_of(replace(window, backwards=_since_tries(window))), 1):
@@ -196,10 +196,10 @@ class _Passes:
         tries = [one for number, one in sorted(window.backwards.items()) if number not in rest]
         if not tries or any(one.calls in self.calls or one.evaluates for one in tries):
             return None
-        of = frozenset((window.rank, one.backward) for one in tries)
         effect = said("passes.extra", passes=len(tries), all=len(window.backwards))
-        at = window.index, (window.rank,), tries[0].site, effect, window.optimizer, of
-        return Finding("watch/cleared", said("passes.before"), *at)
+        found = Finding.of(window, "watch/cleared", said("passes.before"), effect, tries[0].site)
+        found.passes = frozenset((window.rank, one.backward) for one in tries)
+        return found
 
     @property
     def count(self) -> int:
@@ -226,7 +226,7 @@ class _Evaluations:
     first: Finding | None = None
 
     def see(self, window: Window) -> None:
-        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        passes = window.passes
         evaluations = [one for one in passes if one.evaluates]
         rest = passes[len(evaluations) :]
         self.steps += 1
@@ -235,9 +235,8 @@ class _Evaluations:
             self.at_others += window.version(evaluations[-1]) != window.version(rest[0])
             self.of_used += {tuple(one.evaluated) for one in evaluations} <= self.fed - window.fed
             effect = said("passes.evaluated-of", passes=len(evaluations), all=len(passes))
-            of = frozenset((window.rank, one.backward) for one in evaluations)
-            at = window.index, (window.rank,), window.site, effect, window.optimizer, of
-            self.first = self.first or Finding("watch/cleared", said("passes.evaluated"), *at)
+            self.first = self.first or Finding.of(window, "watch/cleared", said("passes.evaluated"), effect)
+            self.first.passes = self.first.passes or frozenset((window.rank, one.backward) for one in evaluations)
         self.fed = window.fed
 
     @property

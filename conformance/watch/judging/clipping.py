@@ -141,9 +141,8 @@ class _Shortened:
             is_tiny = norm / scale < _LEAST
             self.wrong += is_last is True and is_tiny and is_literal(norm, scale, len(window.backwards), _ROUNDED)
             says, effect = said("clipping.scaled-norm", limit=norm, scale=scale), said("clip.left.effect", left=factor)
-            site = window.unscales[0][1].site if window.unscales else window.site
-            at = window.index, (window.rank,), site, effect, window.optimizer
-            self.first = self.first or Finding("watch/unscale-before-clip", says, *at)
+            site = window.unscales[0][1].site if window.unscales else None
+            self.first = self.first or Finding.of(window, "watch/unscale-before-clip", says, effect, site)
         self.least, self.most = min(self.least, norm), max(self.most, norm)
 
 
@@ -193,7 +192,7 @@ def _is_reached(window: Window, clip: Clipped) -> bool:
 
 def _nothing(window: Window, says: Said, clip: Clipped) -> Finding:
     effect = said(f"clip.not-by-{clip.how}", norm=_norm(window), limit=clip.limit)
-    return Finding("watch/clip-something", says, window.index, (window.rank,), clip.site, effect, window.optimizer)
+    return Finding.of(window, "watch/clip-something", says, effect, clip.site)
 
 
 def _norm(window: Window) -> float:
@@ -211,8 +210,7 @@ def _between(window: Window, clip: Clipped) -> Finding:
     effect = said("clip.clipped-again")
     if later := {one.backward for passes in window.new.values() for one in passes if one.at > last}:
         effect = said("clip.passes-unclipped", passes=len(later), all=len(window.backwards))
-    rank, law = (window.rank,), "watch/clip-whole-window"
-    return Finding(law, said("clip.between-passes"), window.index, rank, clip.site, effect, window.optimizer)
+    return Finding.of(window, "watch/clip-whole-window", said("clip.between-passes"), effect, clip.site)
 
 
 def _held_between(window: Window, at: int, clip: Clipped) -> list[int]:

@@ -70,7 +70,7 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
         # Intended for an average over perturbed weights. A bug in a closure that an optimizer of torch calls at several
         # weights, because it must clear the gradients of the previous call.
         if window.saw_several_weights and step.closure and not step.is_own:
-            found = _finding(window, "watch/cleared", said("not-cleared"), None)
+            found = Finding.of(window, "watch/cleared", said("not-cleared"))
             findings.add(found)
             return {found.shows}
         if window.saw_several_weights:
@@ -96,7 +96,7 @@ def _without_gradients(window: Window, findings: Findings) -> set[Shown] | None:
 
 def _lack_gradients(window: Window, findings: Findings, says: Said, effect: Said) -> None:
     """Suggests a bug, which all steps must show."""
-    findings.factors.append((window.rank, _finding(window, "watch/has-gradient", says, effect), False))
+    findings.factors.append((window.rank, Finding.of(window, "watch/has-gradient", says, effect), False))
 
 
 def _without_backward(together: Together, window: Window, findings: Findings) -> set[Shown]:
@@ -123,7 +123,7 @@ def _without_backward(together: Together, window: Window, findings: Findings) ->
         return _open(window, findings, "clearing.shared" if window.is_of_other else "clearing.again")
     if step.closure or not window.is_computed:
         return _open(window, findings, "changed.by-hand")
-    found = _finding(window, "watch/fresh", said("no-backward"), said("moves-twice"))
+    found = Finding.of(window, "watch/fresh", said("no-backward"), said("moves-twice"))
     findings.add(found)
     return {found.shows}
 
@@ -149,7 +149,7 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
             first = next(window for window in together.here if window.rank == lowest)
             ratio = by_rank[lowest].middle / by_rank[highest].middle
             says = said("ranks-by-factor", parameters=len(parameters), rank=lowest, other=highest, ratio=ratio)
-            found = _finding(first, "watch/one-factor", says, said("factor", factor=ratio))
+            found = Finding.of(first, "watch/one-factor", says, said("factor", factor=ratio))
             found.ranks, found.site = (lowest, highest), first.clipped_at
             findings.add(found)
 
@@ -157,7 +157,3 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
 def _open(window: Window, findings: Findings, code: str, **values: str) -> set[Shown]:
     findings.leave_open(said(code, **values), step=window.index, site=window.site)
     return {FACTS[code]}
-
-
-def _finding(window: Window, law: str, says: Said, effect: Said | None) -> Finding:
-    return Finding(law, says, window.index, (window.rank,), window.site, effect, window.optimizer)

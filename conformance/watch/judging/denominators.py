@@ -61,7 +61,7 @@ class Losses(Chapter):
         # Whether ranks are averaged or summed does not change the weight of micro-batches, unless it averages them.
         of_ranks = 1.0 if near(kappa, together.ranks) and not is_mean_of_all(together) else kappa
         for window in together.here:
-            passes = [*window.backwards.values()]
+            passes = window.passes
             if window.step is None or window.step.closure or not passes:
                 continue
             self._lengths[window.optimizer, window.rank].take(window, of_ranks)
@@ -161,10 +161,10 @@ class _Wrong(NamedTuple):
     fact: Said | None = None
 
     def of(self, window: Window) -> Finding:
-        site = next(iter(window.backwards.values())).site
-        passes = frozenset((window.rank, number) for number in window.backwards)
-        effect = said("times-the-mean", times=self.times)
-        return Finding(self.law, self.says, window.index, (window.rank,), site, effect, window.optimizer, passes)
+        site = window.passes[0].site
+        found = Finding.of(window, self.law, self.says, said("times-the-mean", times=self.times), site)
+        found.passes = frozenset((window.rank, number) for number in window.backwards)
+        return found
 
 
 def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
@@ -180,7 +180,7 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
     # With equal counts on the ranks, the divisor might be each rank's own count times a factor in the script. Half of a
     # loss may be intended, but not through a single number that equals the number of targets.
     are_bare = all(targets_of(one) and _numbers_besides_targets(one) <= 1 for one in passes)
-    are_apart = len({sum(map(targets_of, window.backwards.values())) for window in here}) > 1
+    are_apart = len({sum(map(targets_of, window.passes)) for window in here}) > 1
     if near(total_by_count(together, kappa), 1 / ranks):
         yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
     elif kappa == 1 and are_bare and are_apart and all(near(of_one_target(one) * everything, 1) for one in passes):
@@ -189,7 +189,7 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
 
 def _of_passes(window: Window) -> Iterator[_Wrong]:
     """Yields wrong divisors over the micro-batches of a rank."""
-    passes = [*window.backwards.values()]
+    passes = window.passes
     number, batches = len(passes), passes[0].batches if passes else 0
     divisors = [divisors_of(one) if is_mean(one) else [] for one in passes]
     # No mean is divided by the number of micro-batches and, for another reason, by the same number again.
@@ -317,7 +317,7 @@ class _Lengths:
     has_lines: bool = False
 
     def take(self, window: Window, kappa: float | None) -> None:
-        passes = [*window.backwards.values()]
+        passes = window.passes
         number, numbers = len(passes), _numbers(passes)
         # A micro-batch may have several losses, each on its own line.
         of_lines = {*Counter(one.calls for one in passes).values()}

@@ -61,6 +61,11 @@ class Finding:
     backward: Site = None
     steps: int = 1
 
+    @classmethod
+    def of(cls, window: Window, law: str, says: Said, effect: Said | None = None, site: Site = None) -> Finding:
+        """What a window of one rank shows. site: by default, the line of its step."""
+        return cls(law, says, window.index, (window.rank,), site or window.site, effect, window.optimizer)
+
     @property
     def text(self) -> Law:
         return LAWS[self.law]

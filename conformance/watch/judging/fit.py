@@ -83,13 +83,13 @@ class Fit:
     @property
     def is_scale_seen(self) -> bool:
         """Whether a loss scale would show in the graphs of the losses. A hand-written one may be out of sight."""
-        own = self.case.window.backwards.values()
-        return all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in own)
+        passes = self.case.window.passes
+        return all((one.targets or one.summed) and max(one.factors, default=1) <= 1 for one in passes)
 
     @property
     def are_divided(self) -> bool:
         """Whether each loss of the rank is divided by the rank's number of passes."""
-        divided = [factor_of(one) for one in self.case.window.backwards.values()]
+        divided = [factor_of(one) for one in self.case.window.passes]
         return self.passes > 1 and all(isclose(one, 1 / self.passes, rel_tol=1e-6) for one in divided)
 
     @property

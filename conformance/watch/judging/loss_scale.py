@@ -49,7 +49,7 @@ class LossScale(Chapter):
             self._waiting = {one for one in self._waiting if one[0] != rank}
 
     def see(self, window: Window) -> None:
-        step, rank = window.step, (window.rank,)
+        step = window.step
         if step is None or step.grad_scale is not None or window.unscales:
             if (window.rank, window.optimizer) in self._waiting:
                 says = said("loss-scale.not-updated", scale=max(window.scales, default=1.0))
@@ -58,7 +58,7 @@ class LossScale(Chapter):
         for clip, scale in _scaled_clips(window) if step is not None and not step.closure and window.places else ():
             says = said(f"clipping.scaled-{clip.how}", scale=scale, limit=clip.limit)
             if is_literal(clip.limit, scale, len(window.backwards)):
-                finding = Finding(_LAW, says, window.index, rank, clip.site, _left(clip, scale), window.optimizer)
+                finding = Finding.of(window, _LAW, says, _left(clip, scale), clip.site)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
             else:
@@ -99,8 +99,7 @@ class _ByHand:
         if self.last is not None and scale != self.last[1] and isclose(self.last[2] * scale, 1, rel_tol=_NEAR):
             before, left, _ = self.last
             says, effect = said("unscaled-by-another", scale=left, divisor=scale), said("factor", factor=left / scale)
-            at = before.index, (before.rank,), before.site, effect, before.optimizer
-            self.wrong.setdefault(left, Finding("watch/unscaled", says, *at))
+            self.wrong.setdefault(left, Finding.of(before, "watch/unscaled", says, effect))
         is_right = isclose(kappa * scale, 1, rel_tol=_NEAR)
         self.right |= {scale} if is_right else set()
         self.last = None if is_right else (window, scale, kappa)
@@ -229,8 +228,7 @@ class Finite(Chapter):
             self._findings.leave_open(said("loss-scale.not-finite"), 1, window.index, window.site)
             return
         effect = said("finite.of", wrong=len(infinite), all=len(window.step.parameters))
-        at = window.index, (window.rank,), window.site, effect, window.optimizer
-        found = Finding("watch/finite", said("finite.step"), *at)
+        found = Finding.of(window, "watch/finite", said("finite.step"), effect)
         window.broken.append(found.key)
         of.infinite |= infinite
         for number in of.infinite:

@@ -73,7 +73,7 @@ class Means:
             self._linked[optimizer] = _linked(self._linked[optimizer], {*rows})
         if not all(window.backwards for window in windows):
             return
-        sizes = [[targets_of(one) for one in window.backwards.values()] for window in windows]
+        sizes = [[targets_of(one) for one in window.passes] for window in windows]
         shape = _shape(sizes)
         times = _times(windows) if has_one_factor else 0.0
         if times > _LITTLE:
@@ -84,7 +84,7 @@ class Means:
             self._findings.seen[Property.DENOMINATOR] += 1
         if not all(map(_counts_alike, windows)) or not may_be_one(windows):
             return
-        are_of_loader = all(are_batches(window.backwards.values()) for window in windows)
+        are_of_loader = all(are_batches(window.passes) for window in windows)
         have_one_size = are_padded and len({targets_of(one) + one.ignored for one in passes}) == 1
         is_of_one = len(kinds(windows)) == 1 and (are_of_loader or have_one_size)
         # Samples, tasks and groups of a batch may intentionally count as one each.
@@ -132,7 +132,7 @@ def _linked(groups: list[set[int]], rows: set[int]) -> list[set[int]]:
 def _counts_alike(window: Window) -> bool:
     """Whether all passes are over targets, have equal weights, and reach the same parameters, unlike losses of several
     heads. Other losses do not count: an episode or a graph may have weight 1 whatever its length."""
-    passes = window.backwards.values()
+    passes = window.passes
     weights = [of_one_target(one) * targets_of(one) for one in passes if not one.of_any]
     return len(weights) == len(passes) > 0 and min(weights) > 0 and are_alike(weights) and reach_the_same(window)
 
@@ -140,7 +140,7 @@ def _counts_alike(window: Window) -> bool:
 def _times(windows: Sequence[Window]) -> float:
     """How much more a target of one mean weighs than one of another, if the means of micro-batches, or of ranks, count
     equally; 0 if that is not known."""
-    by_rank = [[one for one in window.backwards.values() if factor_of(one)] for window in windows]
+    by_rank = [[one for one in window.passes if factor_of(one)] for window in windows]
     passes = [one for of_rank in by_rank for one in of_rank]
     are_known = all(targets_of(one) and not one.of_any and not one.is_hidden for one in passes)
     are_of_one = len(kinds(windows)) == 1 and len({one.loader for one in passes} - {None}) <= 1
@@ -165,7 +165,7 @@ def _shape(by_rank: Sequence[Sequence[int]]) -> str:
 def _finding(windows: list[Window], sizes: Sequence[Sequence[int]]) -> Finding:
     first, ranks = windows[0], tuple(window.rank for window in windows)
     least, most = min(map(min, sizes)), max(map(max, sizes))
-    site = next(iter(first.backwards.values())).site
+    site = first.passes[0].site
     says = said("micro-batches.means", least=least, most=most)
     effect = said("micro-batches.target-weighs", times=most / least)
     return Finding("watch/mean-of-all", says, first.index, ranks, site, effect, first.optimizer)

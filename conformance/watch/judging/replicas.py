@@ -216,8 +216,7 @@ class Models:
         held = held_by(window)
         if held and held <= self.inside and _LETS_APART not in self.hooks and pairing.are_apart(window):
             says = said("not-sent", count=len(held), rank=window.rank, names=window.named(held))
-            at = window.index, (window.rank,), window.site, None, window.optimizer
-            self._findings.add(Finding(_WEIGHTS, says, *at))
+            self._findings.add(Finding.of(window, _WEIGHTS, says))
 
     def _may_be_apart(self, number: int, pairing: Pairing, *, is_sampled: bool) -> bool:
         """Whether the ranks may intentionally train separate models."""

@@ -146,8 +146,7 @@ class Schedules(OneRank):
                 says, effect = said("schedule.before-step", name=one.name), _rates(same[0], one)
                 if 1 < len(same) == len({*window.places}):
                     says = said("schedule.each-pass", name=one.name, passes=len(same))
-                rank = (window.rank,)
-                finding = Finding(_LAW, says, window.index, rank, one.site, effect, window.optimizer)
+                finding = Finding.of(window, _LAW, says, effect, one.site)
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 

@@ -185,7 +185,7 @@ class Shares:
         """Whether the unused passes are like the others, but came first. Scripts that only inspect a gradient restore
         `.grad` afterwards, so there the unused passes come later."""
         window = self.case.window
-        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        passes = window.passes
         if max(self.dropped) >= len(passes):
             return False
         lost = [passes[place] for place in self.dropped]
@@ -224,7 +224,7 @@ class Shares:
 
         Only for passes of one line with equal numbers of targets, which must count equally. Intended weights would be
         in the loss, and so in the computed gradients."""
-        passes = list(self.case.window.backwards.values())
+        passes = self.case.window.passes
         counts = {one.targets or one.summed for one in passes}
         if len(kinds([self.case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
             return False

@@ -45,7 +45,7 @@ def divisors_of(backward: records.Backward) -> list[float]:
 def weight_of(window: Window) -> float | None:
     """The total weight of a rank's targets in its losses; None if it is not known."""
     # A made-up batch, for a rank without data, has a factor of 0.
-    passes = [(one, factor) for one in window.backwards.values() if (factor := factor_of(one))]
+    passes = [(one, factor) for one in window.passes if (factor := factor_of(one))]
     if not all(map(targets_of, (one for one, _ in passes))):
         return None
     return sum(factor * (1 if one.targets else one.summed) for one, factor in passes)
@@ -53,7 +53,7 @@ def weight_of(window: Window) -> float | None:
 
 def scale_of(window: Window) -> float | None:
     """The last factor of all losses, if it exceeds 1 and no scaler applied it: a hand-written loss scale."""
-    scales = {one.factors[0] if one.factors else 0.0 for one in window.backwards.values()}
+    scales = {one.factors[0] if one.factors else 0.0 for one in window.passes}
     return max(scales) if len(scales) == 1 and window.scales == [1.0] and max(scales) > 1.0 else None
 
 
@@ -72,7 +72,7 @@ def kinds(windows: Iterable[Window]) -> set[int]:
     does so below one line of the script, or the script does so because DDP synchronizes in the last backward pass."""
     found = set[int]()
     for window in windows:
-        passes = [window.backwards[number] for number in sorted(window.backwards)]
+        passes = window.passes
         calls = Counter(one.calls for one in passes)
         waits = [one.waits for one in passes]
         is_of_one_line = len({one.own_calls for one in passes}) == 1
@@ -97,7 +97,7 @@ def reach_the_same(window: Window) -> bool:
 def _all_but_the_last(window: Window) -> bool:
     """Whether only the last pass has another call site, each has one batch of the same loader, and all have the same
     kind of loss, the same factor and the same parameters."""
-    passes = [window.backwards[number] for number in sorted(window.backwards)]
+    passes = window.passes
     calls, factors = [one.calls for one in passes], [factor_of(one) for one in passes]
     reached = {number: {one.backward for one in of} for number, of in window.new.items()}
     return (
@@ -133,7 +133,7 @@ def kappa_of(together: Together) -> float | None:
 
 
 def passes_of(windows: Iterable[Window]) -> list[records.Backward]:
-    return [one for window in windows for one in window.backwards.values()]
+    return [one for window in windows for one in window.passes]
 
 
 def targets_of(backward: records.Backward) -> int:
@@ -165,7 +165,7 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     passes = passes_of(together.here)
     if not passes or any(len(one.global_divisors) != 1 for one in passes):
         return None
-    by_rank = [{tuple(one.global_divisors[0]) for one in window.backwards.values()} for window in together.here]
+    by_rank = [{tuple(one.global_divisors[0]) for one in window.passes} for window in together.here]
     divisors = {divisor for of_rank in by_rank for divisor, _ in of_rank}
     if len(by_rank) < together.ranks or len(divisors) != 1 or any(len(of_rank) != 1 for of_rank in by_rank):
         return None
@@ -173,7 +173,7 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     if not divisor or not all(near(factor_of(one) * divisor, 1) for one in passes):
         return None
     # A rank may count its own share, and compute the loss of what it gathered from all.
-    counts = [[targets_of(one) for one in window.backwards.values()] for window in together.here]
+    counts = [[targets_of(one) for one in window.passes] for window in together.here]
     total = sum(sum(targets) if all(targets) else own for targets, [(_, own)] in zip(counts, by_rank, strict=True))
     return total / divisor * kappa / together.ranks
 
@@ -186,7 +186,7 @@ def is_of_all_ranks(windows: Collection[Window]) -> bool:
         return True
     if not all(one.exchanged > _MANY for one in passes):
         return False
-    by_rank = [[window.backwards[number].value for number in sorted(window.backwards)] for window in windows]
+    by_rank = [[one.value for one in window.passes] for window in windows]
     return len(by_rank) > 1 and all(by_rank) and all(map(_are_one, zip_longest(*by_rank))) and _differ(windows)
 
 
@@ -238,7 +238,7 @@ def _are_weighted(passes: Sequence[records.Backward], ranks: int) -> bool:
 
 def _is_divided_by(ranks: int, window: Window) -> bool:
     """Whether each loss is divided by the number of ranks, besides the number of micro-batches and of its terms."""
-    number, passes = len(window.backwards), window.backwards.values()
+    number, passes = len(window.backwards), window.passes
     divisors = [Counter(round(divisor, 3) for divisor in one.divisors) for one in passes]
     are_others = all(one.added != ranks for one in passes)
     return are_others and bool(divisors) and all(of_one[ranks] > (number == ranks > 1) for of_one in divisors)

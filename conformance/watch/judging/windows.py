@@ -139,6 +139,11 @@ class Window:
         return replace(self, new={number: of for number, of in new.items() if of}, backwards=backwards)
 
     @property
+    def passes(self) -> list[records.Backward]:
+        """Its backward passes, the first one first."""
+        return [self.backwards[number] for number in sorted(self.backwards)]
+
+    @property
     def places(self) -> list[int]:
         """The places of its gradients in the stream."""
         return [one.at for contributions in self.new.values() for one in contributions]
@@ -180,7 +185,7 @@ class Window:
     @property
     def unreduced_at(self) -> records.Site:
         """The line that bypasses the reduction: a backward pass in `no_sync`, or a forward pass without the wrapper."""
-        passes = [*self.backwards.values()]
+        passes = self.passes
         if passes and all(one.waits for one in passes):
             return passes[-1].site
         around = [one.site for one in self.moments if isinstance(one, records.Entered) and not one.wrapped]
@@ -226,7 +231,7 @@ class Window:
     def has_part(self, backward: records.Backward) -> bool:
         """Whether a backward pass belongs to one of its micro-batches: it has a batch of the same loader, or its loss
         is divided. Passes on other data, such as a replay memory, may only serve a comparison."""
-        loaders = {one.loader for one in self.backwards.values() if one.backward != backward.backward}
+        loaders = {one.loader for one in self.passes if one.backward != backward.backward}
         is_of_loader = backward.loader is not None and backward.loader in loaders
         return is_of_loader or any(divisor >= _PARTS for divisor in backward.divisors)
 
@@ -250,7 +255,7 @@ class Window:
 
     @cached_property
     def scales(self) -> list[float]:
-        return sorted({backward.scale or 1.0 for backward in self.backwards.values()})
+        return sorted({backward.scale or 1.0 for backward in self.passes})
 
 
 @dataclass
@@ -298,5 +303,5 @@ class Scene:
 
 def are_stages(here: Sequence[Window]) -> bool:
     """Whether the losses of all ranks come from different lines."""
-    calls = [{one.calls for one in each.backwards.values()} for each in here]
+    calls = [{one.calls for one in each.passes} for each in here]
     return len(here) > 1 and all(calls) and not set.intersection(*calls)
