@@ -210,26 +210,3 @@ def test_a_norm_within_its_limit_that_changes_later_is_a_fact(norm, ranks, facto
         script.step([mean] * ranks)
         script.clear()
     assert laws_or_facts(script.findings()) == expected
-
-
-@pytest.mark.parametrize(
-    ("parts", "norms", "expected"),
-    [
-        (((0, 1), (2, 3), (4, 5)), (4.0, 1.0, 1.0), {"watch/one-factor"}),
-        (((0, 1), (2, 3), (4, 5)), (0.5, 0.4, 0.3), set()),  # within the limit
-        (((0, 1), (2, 3), (4, 5)), (4.0, 4.0, 4.0), set()),  # by a common norm
-        (((0,), (2,), (4,)), (4.0, 2.0, 3.0), set()),  # each parameter alone
-    ],
-)
-def test_ranks_that_clip_different_parts_of_replicas(parts, norms, expected):
-    script = Script(ranks=3)
-    for _ in range(4):
-        computed, used = script.backward(), []
-        for stream, part, norm in zip(script.streams, parts, norms, strict=True):
-            stream.append(records.Clipped("norm", [*part], 1.0, norm, len(part), LINE))
-            factor = min(1.0, 1 / (norm + 1e-6))
-            average = total(computed, 1 / 3)
-            used.append([one * factor if n in part else one for n, one in enumerate(average)])
-        script.step(used)
-        script.clear()
-    assert laws(script.findings()) & {"watch/one-factor"} == expected

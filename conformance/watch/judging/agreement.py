@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import hypot, inf, isfinite, prod, sqrt
+from math import hypot, inf, isfinite, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -74,7 +74,6 @@ def _clips(here: list[Window], findings: Findings) -> None:
     """Reports ranks that step without a clip call while clipping changes the gradients of others.
 
     Ranks with averaged gradients, or with shards of one gradient, see the same norm. By value, every rank must clip."""
-    _clipped_parts(here, findings)
     bites = [window.rank for window in here if any(_changes(window, clip) for _, clip in window.clips)]
     without = [window.rank for window in here if window.used and not window.clips]
     # One rank may also clip for all, and send the result to the others.
@@ -83,22 +82,6 @@ def _clips(here: list[Window], findings: Findings) -> None:
         effect = said("ranks-longer", without=len(without), ranks=len(here))
         found = _of(here[0], "watch/one-factor", says, tuple(without), effect)
         found.site = next(window.clipped_at for window in here if window.rank in bites)
-        findings.add(found)
-
-
-def _clipped_parts(here: list[Window], findings: Findings) -> None:
-    """Reports ranks that clip different replicas, each by the norm of its part. A rank may clip each parameter alone,
-    or a part by a norm that all ranks share."""
-    calls = {window.rank: [clip for _, clip in window.clips if clip.how == "norm"] for window in here}
-    parts = [{number for clip in of for number in clip.parameters} for of in calls.values()]
-    held = set[int]().union(*parts)
-    bites = [clip for of in calls.values() for clip in of if len(clip.parameters) > 1 and factor_of(clip) < 1]
-    are_replicas = all(n in window.used and window.shards.get(n, 1) == 1 for window in here for n in held)
-    are_apart = sum(map(len, parts)) == len(held) and sum(map(bool, parts)) > 1
-    if bites and are_replicas and are_apart and len({clip.norm for of in calls.values() for clip in of}) > 1:
-        factors = [prod(map(factor_of, of)) for of in calls.values()]
-        found = _of(here[0], "watch/one-factor", said("clips-part", factors=factors), tuple(calls), None)
-        found.site = bites[0].site
         findings.add(found)
 
 

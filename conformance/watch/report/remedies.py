@@ -47,7 +47,6 @@ FIXES: Mapping[str, str] = {
     "some-divided-twice": "divide each parameter once, also one that several modules share",
     "not-sent": "broadcast the weights after each step, as `ZeroRedundancyOptimizer.step()` does",
     "step-first": "call `optimizer.step()` after `loss.backward()`",
-    "clips-part": "clip all parameters on all ranks, before the step",
     "joined-twice": "remove one of the factors: `Join` can divide by the ranks with data",
     "infinite-kept": "call `optimizer.zero_grad()` in skipped windows too",
     "clipped-then-averaged": _CLIP_AFTER,

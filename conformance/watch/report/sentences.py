@@ -131,7 +131,6 @@ WORDS: Mapping[str, str] = {
     "divided-by-all-and-averaged": "losses were divided by the {targets:g} targets of all ranks, then averaged",
     "some-divided-twice": "gradients of some parameters are divided by {divisor:.4g} twice, the others once: {named}",
     "not-sent": "only rank {rank} updates {count:parameter}, and the other ranks never get the new weights: {names}",
-    "clips-part": "each rank clips only a part of the parameters, by the norm of this part: factors {factors}",
     "joined-twice": "the mean of the {left:rank} with data was multiplied by {ranks}/{left} twice",
     "own-gradients": "the step used only this rank's gradients",
     "clipped-then-averaged": "each rank clipped its own gradients before the average: factors {factors}",
