@@ -21,9 +21,6 @@ _OFTEN = 3
 _LONG = 3
 """An optimizer stopped if the passes after its last step exceed this many times the most between two steps."""
 _WINDOWS = 2
-_MANY_STEPS = 14
-_LATE = 0.25
-"""A parameter stopped if it has no gradient in this many of the last steps, and in this share of all steps."""
 
 
 @dataclass
@@ -32,7 +29,7 @@ class _Optimizer:
 
     made: its initial parameters. at: the line that made it. passes: backward passes with gradients for it since its
     last step. most: the most such passes before a step. last: the last of them. first: the line of its first step.
-    stepped: the parameters of its last step. unheld: parameters without an optimizer at its last step with gradients.
+    unheld: parameters without an optimizer at its last step with gradients.
     sites: the lines of its steps, starting with one before any backward pass; none if the first step has gradients.
     behind: the last pass before which copies were not written back. times: the number of such passes. zeros: how often
     the gradient of a parameter was read as a whole and exactly 0. moved: parameters that had another gradient.
@@ -44,7 +41,6 @@ class _Optimizer:
     most: int = 0
     last: int = -1
     first: records.Site = None
-    stepped: frozenset[int] = frozenset()
     unheld: records.Unheld | None = None
     sites: set[str] = field(default_factory=set)
     behind: records.Behind | None = None
@@ -115,7 +111,7 @@ class Coverage(OneRank):
         if step is not None:
             is_early = of.first is None and not step.used and not window.is_computed
             of.sites |= {str(window.site)} if is_early or of.sites else set()
-            of.first, of.stepped = of.first or window.site, frozenset(step.parameters)
+            of.first = of.first or window.site
             of.unheld = self._unheld if step.used else of.unheld
             of.moved |= {n for n, passes in window.new.items() if any(one.sketch[..., 2].any() for one in passes)}
             of.moved |= {number for number, sketch in window.used.items() if sketch[2]}
@@ -124,7 +120,7 @@ class Coverage(OneRank):
                 n for n in window.used.keys() & window.new.keys() if window.is_whole(n) and window.shards.get(n, 1) == 1
             }
             of.zeros.update(whole - of.moved)
-            self._frozen = (self._frozen - of.stepped) | {*step.frozen}
+            self._frozen = (self._frozen - {*step.parameters}) | {*step.frozen}
             self._has_gradients |= bool(step.used) or step.moved or step.closure
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
@@ -211,7 +207,7 @@ class Coverage(OneRank):
 
     def _open_idle(self, stream: Stream, optimizer: int) -> None:
         """Leaves open parameters of an optimizer that have no gradients at its steps."""
-        held, steps = stream.held[optimizer], stream.steps.get(optimizer, 0)
+        held = stream.held[optimizer]
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
@@ -220,12 +216,6 @@ class Coverage(OneRank):
         of = self._of[optimizer]
         zeros = {number for number, times in of.zeros.items() if times >= _OFTEN and number not in of.moved}
         self._open("coverage.zero-gradient", stream, zeros, optimizer, min((of.zeros[one] for one in zeros), default=0))
-        stepped = of.stepped & stream.last_used.keys()
-        few = steps - max(_MANY_STEPS, _LATE * steps)
-        stopped = {number for number in stepped if stream.last_used[number] <= few}
-        since = max((stream.last_used[number] for number in stopped), default=0)
-        if any(stream.last_used[number] > since for number in stepped):
-            self._open("coverage.no-more-gradient", stream, stopped, optimizer, since - 1)
 
     def _open(self, code: str, stream: Stream, some: Set[int], optimizer: int | None, step: int | None = None) -> None:
         if some:

@@ -183,7 +183,6 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.without-state": (Property.COVERAGE, "part"),
     "coverage.of-no-step": (Property.COVERAGE, "part"),
     "coverage.left-out": (Property.COVERAGE, "part"),
-    "coverage.no-more-gradient": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),
 }

@@ -300,7 +300,6 @@ WORDS: Mapping[str, str] = {
     "coverage.without-state": "the checkpoint of the weights has an optimizer state that is not loaded",
     "coverage.of-no-step": "no step on any rank uses the gradients of {count} of {all:parameter}: {names}",
     "coverage.left-out": "no step uses the gradients of {count} of {all} parameters of the optimizer: {names}",
-    "coverage.no-more-gradient": "{count} of {all} optimizer parameters lack gradients after step {step}: {names}",
     "coverage.no-more-steps": "the optimizer stops after {steps:step}, with {passes:backward pass} still to come",
     "clearing.discarded": "{passes:backward pass} cleared before any step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} got no gradient in {steps:step}, but as many in no optimizer did: {names}",
