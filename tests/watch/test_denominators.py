@@ -257,7 +257,6 @@ def test_ranks_that_each_compute_the_loss_of_all(summed, expected):
     ("windows", "expected"),
     [
         ([[of(factors=[2.0])]] * 3, TIMES),
-        ([[of(factors=[2.0])]] * 2 + [[of()]], TOTALS),
         (lengths((2, 2, 2), 2, 2), TWICE),
         ([[of()] * 2] * 3, SUM),
     ],

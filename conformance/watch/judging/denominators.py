@@ -52,7 +52,7 @@ class Losses(Chapter):
         self._steady, self._ranks = steady, 1
         self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
-        self._weights: dict[int, _Weights] = defaultdict(_Weights)
+        self._times_ranks: dict[int, Counter[bool]] = defaultdict(Counter)
         self._means = Means(findings)
         self._other_totals: set[int] = set()
 
@@ -111,16 +111,21 @@ class Losses(Chapter):
             else:
                 finding = one.of(window)
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
-        if kappa == 1 and is_one and all(map(is_mean, passes_of(here))) and not is_of_all_ranks(here):
-            self._weights[here[0].optimizer].take(here, together.ranks)
+        if kappa == 1 < together.ranks and is_one and all(map(is_mean, passes_of(here))) and not is_of_all_ranks(here):
+            # Not if the script just adds as many losses as there are ranks.
+            is_multiplied = not all(near(factor_of(one), 1) for one in passes_of(here))
+            are_times = is_multiplied and near(total_of(together, here), together.ranks)
+            self._times_ranks[here[0].optimizer][are_times] += 1
 
     def finish(self, end: End) -> None:
         self._means.finish()
         for sums in self._sums.values():
             if sums.are_open:
                 self._findings.leave_open(_total(sums.least, sums.most), sums.off)
-        for of_means in self._weights.values():
-            of_means.state(self._findings)
+        for counts in self._times_ranks.values():
+            # A weight that varies is a part of the loss, and may equal the ranks by chance.
+            if counts[True] and not counts[False]:
+                self._findings.leave_open(said("micro-batches.times-ranks", ranks=self._ranks), counts[True])
         # The script may have used cleared passes in other ways.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (_, rank), of in self._lengths.items():
@@ -256,35 +261,6 @@ class _Sums:
     def are_open(self) -> bool:
         """Whether the weight varies: a script may divide by one constant."""
         return self.off > 0 and (2 * self.off < self.steps or len(self.divisors) == _SEVERAL)
-
-
-@dataclass
-class _Weights:
-    """The total weight of a rank's means in the steps of an optimizer. times_ranks: steps where it is the number of
-    ranks. least, most: its range in other steps."""
-
-    ranks: int = 1
-    times_ranks: int = 0
-    least: float = inf
-    most: float = 0.0
-
-    def take(self, here: list[Window], ranks: int) -> None:
-        weights = [weight_of(one) or 0.0 for one in here]
-        self.ranks = ranks
-        if ranks == 1 or not all(near(one, ranks) for one in weights):
-            self.least, self.most = min(self.least, *weights), max(self.most, *weights)
-        elif not all(near(factor_of(one), 1) for one in passes_of(here)):
-            # Not if the script just adds as many losses as there are ranks.
-            self.times_ranks += 1
-
-    def state(self, findings: Findings) -> None:
-        """Leaves it open. A constant of all steps is a part of the loss, and may equal the ranks by chance."""
-        if not self.times_ranks:
-            return
-        is_constant = self.least > self.most
-        says = said("micro-batches.times-ranks", ranks=self.ranks)
-        total = _total(min(self.least, self.ranks), max(self.most, self.ranks))
-        findings.leave_open(says if is_constant else total, self.times_ranks)
 
 
 def _total(least: float, most: float) -> Said:
