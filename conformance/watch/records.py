@@ -284,7 +284,7 @@ class Stepped(Record):
     parameters with gradients that FSDP2 has not reduced. moved: weights changed although no parameter has a gradient.
     is_own: the optimizer's class is not torch's, so it may change the gradients first. is_elsewhere: the script changed
     weights since the previous step. after: sketches of these weights after the step, for the first steps; empty where a
-    wrapper keeps ranks equal. stale: calls of a closure that computed no gradients."""
+    wrapper keeps ranks equal."""
 
     optimizer: int
     type: str
@@ -307,7 +307,6 @@ class Stepped(Record):
     is_own: bool = False
     is_elsewhere: bool = False
     after: Sketches = field(default_factory=list)
-    stale: int = 0
     within: int | None = None
 
 

@@ -11,7 +11,6 @@ from torch.nn.functional import mse_loss, softplus
 from torch.nn.utils import clip_grad_norm_
 
 import conformance
-from conformance.watch.judging.findings import said
 from conformance.watch.judging.watch_judge import Judge
 from conformance.watch.recording.parameters import WHOLE_AT_FIRST
 from conformance.watch.verdict import verdict
@@ -216,68 +215,6 @@ def test_unusual_trainings_with_several_findings():
     assert laws(watched(steps_after_a_term)) == set()
     probes = watched(adds_up_elsewhere, probes=True)
     assert (laws(probes), probes.conserved, [*probes.open]) == (set(), 8, ["clearing.restored"])
-
-
-def by_hand(model, before):
-    of_loss = torch.autograd.grad(before, [*model.parameters()])
-    for parameter, gradient in zip(model.parameters(), of_loss, strict=True):
-        parameter.grad = gradient
-
-
-def into_what_is_there(model, before):
-    of_loss = torch.autograd.grad(before, [*model.parameters()])
-    for parameter, gradient in zip(model.parameters(), of_loss, strict=True):
-        parameter.grad.copy_(gradient)
-
-
-def nothing(model, before):
-    pass
-
-
-def backward(model, before):
-    model.zero_grad()
-    before.backward()
-
-
-LBFGS = torch.optim.LBFGS
-
-
-@pytest.mark.parametrize(
-    ("evaluate", "kind", "settings", "stale"),
-    [
-        (nothing, LBFGS, {"max_iter": 4}, 4),
-        (nothing, LBFGS, {"max_iter": 4, "line_search_fn": "strong_wolfe"}, None),
-        (nothing, LBFGS, {"max_iter": 1}, 0),  # called once, at the weights of the gradient
-        (nothing, torch.optim.SGD, {"lr": 0.1}, 0),
-        (backward, LBFGS, {"max_iter": 4}, 0),
-        (by_hand, LBFGS, {"max_iter": 4}, 0),
-        (into_what_is_there, LBFGS, {"max_iter": 4}, 0),
-    ],
-)
-def test_a_closure_without_gradients(evaluate, kind, settings, stale):
-    """L-BFGS continues with stale gradients."""
-
-    def train():
-        inputs = torch.randn(32, 6)
-        targets = inputs.sin().sum(1, keepdim=True)
-        model = network()
-        optimizer = kind(model.parameters(), **settings)
-
-        def closure():
-            result = mse_loss(model(inputs), targets)
-            evaluate(model, result)
-            return result
-
-        for _ in range(4):
-            optimizer.zero_grad()
-            mse_loss(model(inputs), targets).backward()
-            optimizer.step(closure)
-
-    findings = watched(train)
-    assert laws(findings) == (set() if stale == 0 else FRESH)
-    if stale:
-        [cause] = findings.causes.values()
-        assert cause.first.says == said("passes.stale-closure", calls=stale)
 
 
 def measured(model, optimizer):

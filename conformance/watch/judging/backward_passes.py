@@ -20,7 +20,7 @@ class Passes(Chapter):
 
     def see(self, window: Window) -> None:
         if window.step is not None:
-            for finding in (*_unreduced(window, window.step), *_unscales(window), *_searches(window, window.step)):
+            for finding in (*_unreduced(window, window.step), *_unscales(window)):
                 self._findings.add(finding)
                 window.broken.append(finding.key)
 
@@ -62,13 +62,6 @@ def _unscales(window: Window) -> Iterator[Finding]:
             says = said("passes.unscaled-between")
             effect = said("passes.scaled", passes=len(later), all=len(window.backwards), scale=unscaled.scale)
             yield Finding.of(window, "watch/unscale-whole-window", says, effect, unscaled.site)
-
-
-def _searches(window: Window, step: records.Stepped) -> Iterator[Finding]:
-    if step.stale > 1:
-        says = said("passes.stale-closure", calls=step.stale)
-        effect = said("passes.stale", stale=step.stale - 1, all=step.stale)
-        yield Finding.of(window, "watch/fresh", says, effect)
 
 
 def _repeated(window: Window) -> list[Backward]:

@@ -1,4 +1,4 @@
-"""Records optimizer steps: the gradients they use, the weights before, and stale closures of L-BFGS."""
+"""Records optimizer steps: the gradients they use, and the weights before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.trace.seams.probes import optimizer_steps
-from conformance.trace.state.identities import Stamp
 from conformance.trace.state.optimizer_state import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording import masters
@@ -70,17 +69,15 @@ def observe(recording: Recording, resumed: Resumed) -> Seams:
 
 @dataclass
 class _Outermost:
-    """The state of a running step. frame: of torch's wrapper around it. backwards, versions, search: backward passes,
-    weights and evaluations of L-BFGS before it. reader: the innermost class whose step read gradients. weights: their
-    first elements, if none had a gradient. is_reduced: a collective got a gradient after the read. hook: our last
-    pre-hook. place, passes: where to note the step if another optimizer with the same parameters steps inside, and the
-    backward passes before that."""
+    """The state of a running step. frame: of torch's wrapper around it. backwards, versions: backward passes and
+    weights before it. reader: the innermost class whose step read gradients. weights: their first elements, if none had
+    a gradient. is_reduced: a collective got a gradient after the read. hook: our last pre-hook. place, passes: where to
+    note the step if another optimizer with the same parameters steps inside, and the backward passes before that."""
 
     frame: int | None = None
     backwards: int = 0
     versions: records.Versions = field(default_factory=dict)
     is_elsewhere: Any = False
-    search: tuple[int, list[Stamp | None]] = (0, [])
     reader: type | None = None
     read: _Read | None = None
     weights: list[torch.Tensor] | None = None
@@ -146,7 +143,6 @@ class _Steps:
             recording.backwards,
             recording.versions() if has_closure else {},
             have_weights_changed(recording.parameters.held(optimizer)),
-            _search(optimizer),
         )
 
     def _follow_bases(self, kind: type) -> None:
@@ -257,9 +253,6 @@ class _Steps:
             pairs = zip(step.weights, self._beginnings(optimizer), strict=True)
             record.moved = later(bool, differ(pairs))
         record.after = self._after(optimizer, record)
-        evaluations, gradients = _search(optimizer)
-        before, stale = step.search
-        record.stale = evaluations - before if gradients == stale else 0
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, step: _Outermost) -> _Read:
         """Reads a step with a closure. Lightning passes one to each step, even after the backward pass; only a search
@@ -350,15 +343,6 @@ class _Steps:
         # Without a wrapper that keeps weights equal, ranks may average them in between.
         is_alone = recording.wrappers or not recording.is_with_others
         return which, [] if is_alone else [(known, one.reshape(-1)[:_FEW]) for known, one in weights]
-
-
-def _search(optimizer: torch.optim.Optimizer) -> tuple[int, list[Stamp | None]]:
-    """The number of closure calls of torch's L-BFGS, and its current gradients."""
-    inner: Any = unwrapped(optimizer)
-    if not isinstance(inner, torch.optim.LBFGS):
-        return 0, []
-    evaluations = int(inner.state[inner._params[0]].get("func_evals", 0))
-    return evaluations, [None if one.grad is None else Stamp(one.grad) for one in inner._params]
 
 
 @contextmanager

@@ -247,8 +247,6 @@ WORDS: Mapping[str, str] = {
     "passes.evaluated": "the step also uses uncleared gradients of an evaluation",
     "passes.evaluated-of": "{passes} of {all:backward pass} of the step are in evaluation mode",
     "passes.scaled": "the gradients of {passes} of {all:backward pass} are not divided by {scale:g}",
-    "passes.stale": "{stale} of {all:gradient} are stale",
-    "passes.stale-closure": "a closure is called {calls:time} at several weights but computes no gradient",
     "passes.twice": "the gradients of {passes} of {all:backward pass} are added twice",
     "passes.unreduced": "gradients of {parameters:parameter} are not reduced yet: {names}",
     "passes.unreduced-of": "{parameters} of {all:parameter} lack gradients of this window",
