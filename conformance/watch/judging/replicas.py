@@ -10,9 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
-
-import numpy as np
 
 from conformance.watch import records
 from conformance.watch.judging.equations import HOOKS
@@ -20,7 +17,7 @@ from conformance.watch.judging.findings import Cause, Finding, Findings, Said, s
 from conformance.watch.judging.pairing import Pairing, held_by
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import is_of_all_ranks
-from conformance.watch.judging.windows import Window, are_stages
+from conformance.watch.judging.windows import Window, are_equal, are_stages
 
 _WEIGHTS = "watch/same-weights"
 _OF_ONE_MODEL = frozenset((_WEIGHTS, "watch/same-rates", "watch/same-steps", "watch/one-scale"))
@@ -161,7 +158,7 @@ class Models:
         if is_vector or number in self._zeros:
             self._constant.add(number)
         values = [one.weights for one in here], [one.used for one in here if number in one.used]
-        return all(_are_equal(each, number) for each in values[: 1 + (number in self._constant and are_stages(here))])
+        return all(are_equal(each, number) for each in values[: 1 + (number in self._constant and are_stages(here))])
 
     @property
     def averages(self) -> bool:
@@ -316,8 +313,3 @@ def _with_equal(here: Sequence[Window], number: int) -> dict[int, frozenset[int]
     """By rank, the ranks with the same weights of a parameter."""
     weights = {window.rank: window.weights[number] for window in here}
     return {rank: frozenset(one for one, others in weights.items() if others == own) for rank, own in weights.items()}
-
-
-def _are_equal(values: Sequence[Mapping[int, Any]], number: int) -> bool:
-    rows = [of_rank[number] for of_rank in values]
-    return all(np.array_equal(rows[0], other, equal_nan=True) for other in rows[1:])

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from conformance.watch.judging import conservation
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import FACTS
-from conformance.watch.judging.windows import Window
+from conformance.watch.judging.windows import Window, are_equal
 
 _MANY_ELEMENTS = 64
 """Tensors with fewer elements, such as ones and zeros, may be equal by chance."""
@@ -49,7 +47,7 @@ class Stages:
         together = Together(here, self._ranks, False, frozenset(), frozenset(own), is_split=True)
         found = Findings()
         conservation.judge(together, found)
-        self._are_apart |= any(not _are_equal(here, number) for number in common)
+        self._are_apart |= any(not are_equal([one.weights for one in here], number) for number in common)
         for cause in found.causes.values():
             if cause.first.waits:
                 self._findings.show(cause.first.key, here)
@@ -101,8 +99,3 @@ def _renumbered(window: Window, numbers: dict[int, int]) -> Window:
         for name in _OF_PARAMETERS
     }
     return replace(window, clips=clips, **values)
-
-
-def _are_equal(here: Sequence[Window], number: int) -> bool:
-    first, *others = [window.weights[number] for window in here]
-    return all(np.array_equal(first, other, equal_nan=True) for other in others)

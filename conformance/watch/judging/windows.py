@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -299,6 +299,12 @@ class Scene:
         first = windows[0]
         of = {window.rank: window.moments for window in windows}
         return cls(first.optimizer, first.index, of, max(window.cut for window in windows))
+
+
+def are_equal(values: Sequence[Mapping[int, npt.ArrayLike]], number: int) -> bool:
+    """Whether the values of a parameter are bit-identical on all ranks."""
+    first, *others = [of_rank[number] for of_rank in values]
+    return all(np.array_equal(first, other, equal_nan=True) for other in others)
 
 
 def are_stages(here: Sequence[Window]) -> bool:
