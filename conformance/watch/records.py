@@ -115,7 +115,6 @@ class Backward(Record):
     targets: int | None  # targets of the mean that the factors multiply; 0 for a sum; None if unknown
     versions: Versions
     contains: bool  # the loss went backward before, or is a sum with such a loss
-    double: bool  # it creates a graph of itself
     probe: bool  # the model's input requires a gradient
     site: Site
     summed: int = 0  # targets of the sum that the factors multiply; 0 for a mean
@@ -294,7 +293,6 @@ class Stepped(Record):
     closure: bool
     grad_scale: float | None
     found_inf: bool
-    maximize: bool
     dtype: str
     used: list[int]
     gradients: Sketches

@@ -28,7 +28,7 @@ def sketches(tensors):
 def stepped(held, used=(), weights=(), optimizer=0, kind="SGD", rate=0.1, **more):
     """A step of these parameters. used, weights: their gradients and weights; empty for none."""
     return records.Stepped(
-        optimizer, kind, [rate], [*held], [], False, None, False, False, "float32",
+        optimizer, kind, [rate], [*held], [], False, None, False, "float32",
         [*held] if used else [], sketches(used), [*held] if weights else [], sketches(weights), LINE, **more,
     )  # fmt: skip
 
@@ -53,9 +53,7 @@ class Script:
         for rank, (stream, of_rank) in enumerate(zip(self.streams, computed, strict=True)):
             if ranks is not None and rank not in ranks:
                 continue
-            begins = records.Backward(
-                self.backwards, scale, [*factors], targets, self.versions, False, False, False, LINE
-            )
+            begins = records.Backward(self.backwards, scale, [*factors], targets, self.versions, False, False, LINE)
             begins.loader, begins.batches = loader, int(loader is not None)
             stream.append(begins)
             scaled = total([of_rank], scale or 1.0)

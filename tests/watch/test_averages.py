@@ -434,7 +434,7 @@ def test_gradients_that_cancel_over_the_ranks():
     for step in range(3):
         computed = gradients(step)
         for rank, stream in enumerate(script.streams):
-            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, False, LINE)
+            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, LINE)
             own = [-one if rank else one for one in computed]
             stream += [begins, records.Local(step + 1, script.numbers, [], "float32", sketches(own))]
         script.step([zeros()] * 2)
@@ -463,7 +463,7 @@ def test_a_rank_whose_shards_have_no_elements(is_summed):
     for step in range(3):
         computed = [gradients(10 * step + rank) for rank in range(2)]
         for rank, stream in enumerate(script.streams):
-            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, False, LINE)
+            begins = records.Backward(step + 1, None, [], None, script.versions, False, False, LINE)
             cut = [part for one in computed[rank] for part in sketches([one, 0 * one])]
             stream += [begins, records.Local(step + 1, script.numbers, [], "float32", cut)]
         script.step([total(computed, 1.0 if is_summed else 0.5), zeros()])

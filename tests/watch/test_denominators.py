@@ -359,7 +359,7 @@ def test_an_optimizer_class_of_the_script_may_divide():
 
 def test_an_optimizer_may_step_more_rarely_than_another():
     """Gradients between its steps are no micro-batches, unless both optimizers use the whole window."""
-    other = records.Stepped(1, "SGD", [0.1], [], [], False, None, False, False, "float32", [], [], [], [], None)
+    other = records.Stepped(1, "SGD", [0.1], [], [], False, None, False, "float32", [], [], [], [], None)
     for between in (True, False):
         script = Script(ranks=1)
         script.each(records.Optimizer(1, "SGD", []))

@@ -91,14 +91,13 @@ class _Passes:
         recording.seen = recording.versions()
         loss = losses.of(root, times)
         # With a factor from `gradient=`, it is another loss.
-        is_kept, creates_graph = (bool(one) for one in (*args[1:3], False, False)[:2])
+        is_kept = bool((*args[1:2], False)[0])
         recording.note(
             records.Backward(
                 backward=recording.backwards,
                 scale=carried(root, recording.numbers.alive("scaler")),
                 versions=recording.seen,
                 contains=times == 1.0 and self._again.contains(root),
-                double=creates_graph,
                 site=recording.site(),
                 calls=_calls(),
                 is_alike=self._again.is_alike(root if times == 1.0 else None, is_kept=is_kept),

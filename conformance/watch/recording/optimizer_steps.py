@@ -318,7 +318,6 @@ class _Steps:
             closure=closure,
             grad_scale=None if scale is None else float(scale),
             found_inf=overflow is not None and bool(overflow),
-            maximize=any(group.get("maximize", False) for group in optimizer.param_groups),
             dtype=coarsest(gradient.dtype for _, gradient in used),
             used=[known.number for known, _ in used],
             gradients=recording.sketching.of([(known.sample, gradient) for known, gradient in used if known.is_read]),
