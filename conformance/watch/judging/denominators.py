@@ -167,7 +167,7 @@ class _Wrong(NamedTuple):
 
     def of(self, window: Window) -> Finding:
         site = window.passes[0].site
-        found = Finding.of(window, self.law, self.says, said("times-the-mean", times=self.times), site)
+        found = Finding.of(window, self.law, self.says, said("factor", factor=self.times), site)
         found.passes = frozenset((window.rank, number) for number in window.backwards)
         return found
 
@@ -189,7 +189,7 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
     if near(total_by_count(together, kappa), 1 / ranks):
         yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
     elif kappa == 1 and are_bare and are_apart and all(near(of_one_target(one) * everything, 1) for one in passes):
-        yield _Wrong("watch/averaged-once", said("ranks.divided-by-all", targets=everything), 1 / ranks)
+        yield _Wrong("watch/averaged-once", said("divided-by-all-and-averaged", targets=everything), 1 / ranks)
 
 
 def _of_passes(window: Window) -> Iterator[_Wrong]:

@@ -274,7 +274,6 @@ WORDS: Mapping[str, str] = {
     "schedule.low-rate": "The learning rate is below 1e-4 of its maximum {most:.3g} in {low} of {steps:step}",
     # Denominators.
     "ranks.means-added": "the gradients of the ranks are summed, not averaged",
-    "ranks.divided-by-all": "losses are divided by the {targets:target} of all ranks, then averaged over ranks again",
     "micro-batches.sum": "the losses of {passes} micro-batches are summed but not divided",
     "micro-batches.short": "short window divided by {number} instead of {passes}",
     "micro-batches.divided": "each loss is divided by {number}, but its window has {passes:backward pass}",
@@ -290,7 +289,6 @@ WORDS: Mapping[str, str] = {
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
     "micro-batches.totals": "the weights of a step's targets add up to {least} to {most} instead of 1",
-    "times-the-mean": "the update is {times:times} of the correct one",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count} of {all} parameters with gradients belong to no optimizer: {names}",
     "coverage.zero-gradient": "the gradients of {count} of {all} parameters are exactly 0 in {step:step}: {names}",
