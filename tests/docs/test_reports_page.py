@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from conformance.report.card import Part, cards
 from tools.adapter_remarks import Remark, comments
 from tools.reports_page import REFERENCE, REPORTS, TABLES, Finding, page, reports, with_table
 
@@ -20,6 +24,27 @@ def test_the_page_is_up_to_date(published):
     assert (REPORTS / "index.html").read_text() == page(published)
     for file, lines in TABLES.items():
         assert (text := file.read_text()) == with_table(text, lines(published))
+
+
+def repeated(parts: Iterable[Part]) -> list[str]:
+    """The sentences, and the lines of source with their numbers, that a card has twice."""
+    said: list[str] = []
+    for part in parts:
+        is_source = part.kind == "source"
+        said += re.findall(r"^. *(\d+ \| .*\S)", part.text, re.MULTILINE) if is_source else [part.text.casefold()]
+    return [text for text, times in Counter(said).items() if times > 1]
+
+
+def test_no_line_of_a_card_says_what_another_one_said(published):
+    every = [card for one in published for card in cards(one.results)]
+    assert len(every) > 40
+    assert [(card.headline, again) for card in every if (again := repeated(card.parts()))] == []
+
+
+def test_a_line_that_is_said_twice_is_seen(published):
+    card = next(card for one in published for card in cards(one.results) if card.edit and card.effect)
+    assert repeated([*card.parts(), Part("why", card.effect)]) == [card.effect.casefold()]
+    assert repeated([*card.parts(), Part("at", card.edit.code, "source")]) or not card.edit.code
 
 
 def test_each_report_has_its_page_and_its_link(published):
