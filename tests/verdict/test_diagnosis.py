@@ -63,9 +63,9 @@ CASES = (
 
 @pytest.mark.parametrize("fault", CATALOGUE, ids=lambda fault: fault.name)
 def test_each_fault_explains_its_own_numbers(follow, case, fault):
-    shown = [name for name in CASES if fault in applicable(case(name).problem)]
+    shown = next((name for name in CASES if fault.applies(case(name).problem)), None)
     assert shown, f"no case of this test shows {fault.name}: add one"
-    judgement = follow(shown[0], fault.textbook).expect("FAIL (numerics)")
+    judgement = follow(shown, fault.textbook).expect("FAIL (numerics)")
     assert fault.name in judgement.suspects.explained_by
     assert fault.name not in judgement.suspects.ruled_out
 
