@@ -93,6 +93,7 @@ def shows(case, place, forgetful):
     return bool(places) and any(separation(*pair) > 1 for pair in zip(right.steps, steps, strict=False))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("backend", ["single", "ddp"])
 @pytest.mark.parametrize(("place", "what"), PAIRS)
 def test_the_default_run_shows_what_is_forgotten_in_one_place_alone(backend, place, what):

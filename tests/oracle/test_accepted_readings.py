@@ -266,6 +266,7 @@ def test_averaging_in_every_micro_batch_changes_rounding_only(shape, precision):
         assert not other.gradient.exact
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("shape", [(3, 2), (3, 3), (3, 4)])
 @settings(max_examples=4)

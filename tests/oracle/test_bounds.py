@@ -152,6 +152,7 @@ BOUNDED = [
 ]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "precision", "shape"), BOUNDED)
 def test_standard_bounded_workloads(name, precision, shape, record_property):
     """Enclosed in every way of training; how much of the bound is used is a property in the JUnit report."""

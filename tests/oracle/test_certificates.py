@@ -96,6 +96,7 @@ def test_certified_random_recipes(job, order, style):
         assert_equal_to_the_bit(job, precision, fitting(style, *job), right_answer(job, precision))
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", ["momentum", "clip-value", "decay", "weighted", "sgd", "short-window", "uneven-batch"])
 @settings(max_examples=3)
