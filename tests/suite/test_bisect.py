@@ -89,7 +89,7 @@ def index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_first_release_that_fails_is_named(index, conformance):
     (index / "mine.py").write_text(TRAINER)
-    ends = ("--good", "toyframework==1.0", "--bad", "toyframework==1.3")
+    ends = ("--good", "toyframework==1.0", "--bad", "toyframework==1.2")
     ended = conformance("bisect", *ends, "--", "single-acc2-fp32-momentum", "mine.py")
     assert ended.code == 0, ended.out + ended.err
     assert "✓ toyframework==1.0  PASS (exact)\n" in ended.out

@@ -140,7 +140,7 @@ def test_workers_of_a_run_that_is_killed_print_and_leave_nothing(blocked, all_go
 
 @pytest.mark.parametrize(
     ("sent", "processes"),
-    [(signal.SIGINT, "1"), (signal.SIGINT, "2"), (signal.SIGTERM, "2"), (signal.SIGHUP, "1")],
+    [(signal.SIGINT, "1"), (signal.SIGTERM, "2"), (signal.SIGHUP, "1")],
 )
 def test_interrupted_and_resumed(blocked, all_gone, conformance, temporary, sent, processes):
     run, gate = blocked(processes)

@@ -38,7 +38,7 @@ def test_a_correct_loop_conforms_in_all_steps(to_none):
 
 @pytest.mark.parametrize("step", [0, WHOLE_AT_FIRST - 1, WHOLE_AT_FIRST, WHOLE_AT_FIRST + 5])
 def test_old_gradients_are_found_in_any_window(step):
-    assert causes_of(clears=lambda at: at != step) == {("watch/cleared", step + 1)}
+    assert causes_of(clears=lambda at: at != step, steps=step + 3) == {("watch/cleared", step + 1)}
 
 
 def test_a_step_without_a_backward_is_found_late_too():
@@ -53,7 +53,7 @@ def test_a_step_without_a_backward_is_found_late_too():
 
     handle = register_optimizer_step_pre_hook(register)
     try:
-        assert causes_of(spoil=spoil) == {("watch/fresh", WHOLE_AT_FIRST + 4)}
+        assert causes_of(spoil=spoil, steps=WHOLE_AT_FIRST + 6) == {("watch/fresh", WHOLE_AT_FIRST + 4)}
     finally:
         handle.remove()
 
