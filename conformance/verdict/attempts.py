@@ -41,12 +41,19 @@ def evidence(case: Case, outcome: Outcome, runs: Sequence[Run]) -> tuple[RankEvi
             _joined(rank, [life[at] if at < len(life) else none for life, none in zip(lives, absent, strict=True)])
             for at, rank in enumerate(outcome.ranks)
         ]
-    told = with_reports(case, ranks, runs)
+    told = [*map(_with_offered, with_reports(case, ranks, runs))]
     idle = [[one for window in case.problem.windows for one in _served(rank, told, window, case)] for rank in told]
     return tuple(
         replace(rank, attempts=_in_order(*rank.attempts, *served)) if served else rank
         for rank, served in zip(told, idle, strict=True)
     )
+
+
+def _with_offered(rank: RankEvidence) -> RankEvidence:
+    """The rank with the gradients that were offered to steps of tensors outside the model."""
+    offered = {one.window: values(one.offered) for one in rank.events.of(trace.ForeignOptimizer) if one.offered}
+    attempts = (replace(one, offered=offered.get(one.window, one.offered)) for one in rank.attempts)
+    return replace(rank, attempts=tuple(attempts)) if offered else rank
 
 
 def of_life(ranks: Sequence[RankEvidence], run: Run) -> list[RankEvidence]:
@@ -248,12 +255,17 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
     def filled(attempt: Attempt) -> Attempt:
         """The attempt with zero gradients for parameters that may have none: frozen or unused ones."""
         # Steps beyond the planned windows have no known batch.
-        if attempt.gradients is None or attempt.window >= len(planned):
+        if attempt.window >= len(planned):
             return attempt
         batch = planned[attempt.window].batch
         without = {at for at in optional if not (workload.trains(at, attempt.window) and workload.uses(at, batch))}
-        pairs = zip(workload.model.tensor_of, attempt.gradients, strict=True)
-        return replace(attempt, gradients=tuple(0.0 if seen is None and at in without else seen for at, seen in pairs))
+
+
+        def full(gradients: Vector | None) -> Vector | None:
+            pairs = zip(workload.model.tensor_of, gradients or (), strict=True)
+            return gradients and tuple(0.0 if seen is None and at in without else seen for at, seen in pairs)
+
+        return replace(attempt, gradients=full(attempt.gradients), offered=full(attempt.offered))
 
     return replace(found, attempts=tuple(map(filled, found.attempts)))
 

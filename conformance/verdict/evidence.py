@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
@@ -31,7 +31,7 @@ class Attempt:
 
     ``window``: the planned window that it ends; ``seen_in``: the window of its last forward, by its rows.
     ``gradients`` as the optimizer saw them and ``weights`` afterwards, weight then bias; None where a value is unset.
-    ``gradients`` is None as a whole if nothing shows what the step used.
+    ``gradients`` is None as a whole if nothing shows what the step used; ``offered``: what it then may have used.
     ``scale`` is the loss scale of an enabled GradScaler or apex. ``gradients_finite`` is known only for skips.
     ``weights_by`` and ``gradients_by``: their sources.
     """
@@ -45,6 +45,12 @@ class Attempt:
     gradients_finite: bool | None = None
     weights_by: Source = "seen"
     gradients_by: Source = "seen"
+    offered: Vector | None = None
+
+    @property
+    def with_offered(self) -> Attempt:
+        """Itself, as if its step had used the gradients that were offered to it."""
+        return self if self.gradients or not self.offered else replace(self, gradients=self.offered)
 
 
 @dataclass(frozen=True)
@@ -221,6 +227,7 @@ def _attempts(
         else:
             window = windows[ends.index(last.forwards)].index if last.forwards in ends else following
         layers = [part.gradients for part in (*working, *parts)]
+        offered = [part.gradients or part.offered for part in (*working, *parts)]
         assert last.weights is not None
         scale = apex_scales.get(last.seq) if last.scale is None else last.scale
         attempts.append(
@@ -228,13 +235,18 @@ def _attempts(
                 window=window,
                 seen_in=last.window,
                 stepped=all(isinstance(part, trace.Step) for part in working),
-                gradients=None if None in layers else overlaid([values(one) for one in layers if one is not None]),
+                gradients=_laid(layers),
                 weights=values(last.weights),
                 scale=None if scale is None else float(scale),
                 gradients_finite=all(part.gradients_finite for part in parts if isinstance(part, trace.Skip)),
+                offered=_laid(offered) if None in layers else None,
             )
         )
     return tuple(attempts)
+
+
+def _laid(layers: Sequence[trace.Vector | None]) -> Vector | None:
+    return None if None in layers else overlaid([values(one) for one in layers if one is not None])
 
 
 def _updates(events: Events) -> Sequence[trace.Update]:

@@ -290,7 +290,13 @@ def _closest(
 def _fits(judgement: Judgement, trajectory: Trajectory, *, is_linear: bool) -> bool:
     """Whether the ranks' numbers match ``trajectory``. If the trajectory is exact, or linear in the gradients as with
     SGD, the weights decide: a gradient that does not fit was not the one that the step used, or includes terms that the
-    optimizer would add, such as weight decay. AdamW hides factors of gradients, so its gradients must fit."""
+    optimizer would add, such as weight decay. AdamW hides factors of gradients, so its gradients must fit. Gradients
+    that were offered to a step count only if they fit: the step may have used others."""
+    attempts = [[attempt.with_offered for attempt in rank.attempts] for rank in judgement.ranks]
+    offered = tuple(replace(one, attempts=tuple(own)) for one, own in zip(judgement.ranks, attempts, strict=True))
+    if offered != judgement.ranks and matches(offered, trajectory.steps):
+        judgement.ranks = offered
+        return True
     if matches(judgement.ranks, trajectory.steps):
         return True
     without = without_gradients(judgement.ranks)

@@ -88,7 +88,9 @@ def test_a_recorder_that_is_entered_again_continues(record):
     """As in a worker that works in separate calls: it still knows earlier wrappers and optimizers."""
     recording = record()
     wrapper = DistributedDataParallel(recording.task.model())
-    other = torch.optim.SGD([torch.ones(3, requires_grad=True)])
+    outside = torch.ones(2, requires_grad=True)
+    outside.sum().backward()
+    other = torch.optim.SGD([outside])
     other.step()
     recording.recorder.__exit__(None, None, None)
     recording.recorder.__enter__()

@@ -59,6 +59,16 @@ def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, nam
     assert judgement.notes[0].startswith("a trainer that ")
 
 
+@pytest.mark.parametrize(("factor", "verdict"), [(1, "PASS (bounded)"), (2, "INCONCLUSIVE")])
+def test_offered_gradients_count_only_if_they_are_correct(follow, factor, verdict):
+    """A step of a trainer's own may use others, so wrong ones accuse nobody."""
+    run = follow("single-acc2-fp32-adamw")
+    for step in run.of("step"):
+        step["offered"] = [factor * gradient for gradient in step["gradients"]]
+        step["gradients"] = None
+    run.expect(verdict)
+
+
 def test_long_sum_in_a_short_format(follow, case):
     """A thousand roundings in bf16 have no finite bound."""
     run = follow("single-batched-fp32-multivariate")

@@ -128,6 +128,9 @@ class Attempt(Event):
     ]
     weights: Annotated[Vector | None, "weights of the whole model after it"]
     scale: Annotated[Number | None, "scale of the enabled GradScaler that called it, null without one"]
+    offered: Annotated[
+        Vector | None, "gradients before a step that is not torch's, as `gradients`, although it may use others"
+    ] = None
 
 
 class Step(Attempt, noted="after an optimizer step that was applied"):
@@ -195,9 +198,16 @@ class Schedule(Event, noted="after `LRScheduler.step`"):
         return f"learning rate {before} → {after}"
 
 
-class ForeignOptimizer(Event, noted="at the first step of an optimizer with parameters, none of them watched"):
+class ForeignOptimizer(
+    Event,
+    noted="at the first step with gradients of an optimizer whose parameters are all outside the model, and at each "
+    "step whose gradients have as many elements as the model",
+):
     optimizer: Annotated[str, "its class"]
     shapes: Annotated[Sequence[Numbers], "shapes of its parameters"]
+    offered: Annotated[
+        Vector | None, "their gradients, in the order of the model's, if they have as many elements"
+    ] = None
 
 
 class Save(Event, noted="when a file in the checkpoint's folder is opened for writing from its start"):

@@ -53,6 +53,7 @@ class _Running:
     has_begun: bool = False
     lasting: ExitStack = field(default_factory=ExitStack)
     gradients: list[Number] | None = None
+    offered: list[Number] | None = None
     is_applied: bool = True
     weights: list[Number] | None = None
     dtypes: list[str] = field(default_factory=list)
@@ -181,6 +182,7 @@ class _Steps:
                 **recording.changed_settings(optimizer),
                 **recording.watched.handed_out(held_by(optimizer)),
                 **({"dtypes": ended.dtypes} if ended.dtypes else {}),
+                **({"offered": ended.offered} if ended.offered and ended.gradients is None else {}),
                 **({"scalars_in_tensors": True} if ended.scalars_in_tensors else {}),
                 **({"idle": True} if _is_idle(ended, weights) else {}),
                 **({"of_replaced": True} if recording.watched.holds_replaced(optimizer) else {}),
@@ -205,9 +207,10 @@ class _Steps:
         outermost = next(step for step in self._running if step.parameters is not None)
         # A class with its own step may average or clip in it, or use other gradients.
         outermost.gradients, outermost.dtypes = None, []
+        watched = self._recording.watched
+        outermost.offered = watched.gradients(parameters, scale, only=outermost.numbers)
         if self._runs_torchs(optimizer):
-            watched = self._recording.watched
-            outermost.gradients = watched.gradients(parameters, scale, only=outermost.numbers)
+            outermost.gradients = outermost.offered
             outermost.dtypes = dtypes_kept(optimizer, [one for one in held_by(optimizer) if watched.numbers([one])])
         outermost.unfinished = self._recording.handles.unfinished(_used(optimizer))
         outermost.scalars_in_tensors = _scalars_in_tensors(optimizer)
@@ -279,11 +282,16 @@ class _Steps:
         self._running[:] = [step for step in self._running if step.caller in alive]
 
     def _note_other(self, optimizer: torch.optim.Optimizer) -> None:
-        shapes = [list(parameter.shape) for parameter in held_by(optimizer)]
-        # A rank whose share of the parameters is empty steps an empty optimizer.
-        if shapes and self._recording.numbers.known("other optimizer", optimizer) is None:
+        held = held_by(optimizer)
+        shapes = [list(parameter.shape) for parameter in held]
+        offered = self._recording.watched.flat_gradients(held)
+        is_known = self._recording.numbers.known("other optimizer", optimizer) is not None
+        # A rank whose share of the parameters is empty steps an empty optimizer, or one of a placeholder.
+        is_empty = all(parameter.grad is None for parameter in held)
+        if offered or not (is_known or is_empty):
             self._recording.numbers.of("other optimizer", optimizer)
-            self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes)
+            known = {"offered": offered} if offered else {}
+            self._recording.note("foreign_optimizer", optimizer=type(optimizer).__name__, shapes=shapes, **known)
 
 
 def _scalars_in_tensors(optimizer: torch.optim.Optimizer) -> bool:

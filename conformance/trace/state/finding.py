@@ -24,6 +24,18 @@ def or_stepped(used: torch.Tensor | None, stepped: torch.Tensor | None) -> torch
     return used if used is None or own_part(used).numel() else stepped
 
 
+def parts_of(
+    flat: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None] | None:
+    """The part of each trainable parameter in tensors that hold their elements in order; None if the sizes differ."""
+    own = [None if one is None or not one.requires_grad else one for one in parameters]
+    sizes = [one.numel() for one in own if one is not None]
+    if not flat or sum(sizes) != sum(one.numel() for one in flat):
+        return None
+    parts = iter(torch.cat([one.flatten() for one in flat]).split(sizes))
+    return [None if one is None else next(parts).view(one.shape) for one in own]
+
+
 def cast_from(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """The leaf from which a tensor of a graph was cast, without other operations; else None."""
     cast = None if tensor is None else tensor.grad_fn

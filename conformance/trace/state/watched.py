@@ -19,6 +19,7 @@ from conformance.trace.state.finding import (
     is_part,
     master_of,
     or_stepped,
+    parts_of,
     parameters_of,
     parametrized,
     tensor_at,
@@ -441,6 +442,11 @@ class Watched:
         if scale is not None:
             gradients = [None if gradient is None else gradient / scale for gradient in gradients]
         return self._elements.values(gradients)
+
+    def flat_gradients(self, others: Sequence[torch.Tensor]) -> list[Number] | None:
+        """The `.grad` of tensors outside the model, if they have as many elements as its parameters; else None."""
+        parts = parts_of([one.grad for one in others if one.grad is not None], self._latest)
+        return None if parts is None or not self.is_readable else self._elements.values(parts)
 
     def state(self, optimizer: torch.optim.Optimizer) -> str | None:
         """A digest of the optimizer's state; None for a large model or an optimizer without the attribute `state`."""
