@@ -104,7 +104,7 @@ class Task:
         self.compression = self._arithmetic.compressed
         self.dtype: torch.dtype = getattr(torch, self._arithmetic.master.dtype)
         scaler = spec["scaler"] if self._arithmetic.scaled else None
-        self.loss_scaling = LossScaling(**scaler) if scaler else None
+        self._loss_scaling = LossScaling(**scaler) if scaler else None
         self.loss_scale: float | None = scaler["init_scale"] if scaler else None
         self._settings = optimizer_settings(spec)
         self.loss_name: str = spec["loss"]
@@ -129,6 +129,11 @@ class Task:
         self._window = self._first
         self._samples = Samples(spec, self.device, self.dtype)
         self._stream = Stream(self._samples, spec)
+
+    @property
+    def loss_scaling(self) -> LossScaling | None:
+        self._asked.add("loss scaling")
+        return self._loss_scaling
 
     @property
     def clip(self) -> ClipSpec | None:
@@ -209,7 +214,7 @@ class Task:
     def grad_scaler(self) -> torch.amp.GradScaler:
         """The case's GradScaler: enabled for fp16, disabled otherwise."""
         enabled = self._arithmetic.scaled and self._arithmetic.amp == "torch"
-        settings = vars(self.loss_scaling) if enabled and self.loss_scaling else {}
+        settings = vars(self._loss_scaling) if enabled and self._loss_scaling else {}
         return torch.amp.GradScaler(self.device.type, enabled=enabled, **settings)
 
     def autocast(self) -> torch.autocast:

@@ -244,6 +244,17 @@ def is_of_mean(window: Window, end: BackwardEnd, scale: float = 1.0) -> bool:
     )
 
 
+@fact
+def seen_scale(window: Window) -> float | None:
+    """The factor of the squared errors in a window's loss, which includes a loss scale and divisors; None if it has
+    none, or several."""
+    terms = [term for end in window.of(BackwardEnd) for term in terms_of(window, end)]
+    residuals = sum(abs(term.residual) for term in terms)
+    factor = sum(abs(term.gradient) for term in terms) / residuals if residuals else 0.0
+    fits = all(abs(abs(one.gradient) - factor * abs(one.residual)) <= _error(one, factor) for one in terms)
+    return factor if factor and fits else None
+
+
 def exceeds_mean(window: Window, end: BackwardEnd) -> bool:
     """Whether the gradients at the model's outputs are larger than those of any mean."""
     largest, terms = max(_factors(window), default=0.0), terms_of(window, end)
@@ -254,11 +265,17 @@ def exceeds_mean(window: Window, end: BackwardEnd) -> bool:
 
 def _factors(window: Window) -> Sequence[float]:
     """The factors of residuals in the mean over the window, on one rank and on all."""
+    total = weight_of(window)
+    return (2 / total, 2 * window.plan.world_size / total) if total else ()
+
+
+def weight_of(window: Window) -> float:
+    """The weight of a window's samples on all ranks, or their number if the loss has no weights."""
     plan = window.plan
     shares = [plan.micro_batches(rank, window.number) for rank in range(plan.world_size)]
     samples = [sample for share in shares for micro_batch in share for sample in micro_batch]
-    total = sum(plan.spec["samples"]["weight"][sample] for sample in samples) if plan.is_weighted else len(samples)
-    return (2 / total, 2 * plan.world_size / total) if total else ()
+    weights: Sequence[float] = plan.spec["samples"]["weight"]
+    return sum(weights[sample] for sample in samples) if plan.is_weighted else len(samples)
 
 
 def terms_of(window: Window, end: BackwardEnd) -> Sequence[Term]:

@@ -109,7 +109,7 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
     found = [
         Power(_largest_gap(right, reading.recurrence(right.history, fault).halves(limit), is_cut, by_weights), fault)
         for fault in applicable(reading.problem)
-        if not fault.is_fine
+        if not fault.is_fine(reading.problem)
     ]
     return min(found, key=lambda one: one.gap, default=None)
 

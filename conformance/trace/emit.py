@@ -48,7 +48,7 @@ class Recording:
     counting: number and buffers of the model with buffers that ran forward last.
     scale: loss scale while an enabled GradScaler is in its `step`, else None.
     skipped: optimizers whose steps were skipped since the last forward.
-    asked: what the trainer has taken from its task: "model", "schedule", "clip", "average".
+    asked: what the trainer has taken from its task: "model", "schedule", "loss scaling", "clip", "average".
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
     of the last step keep on this rank; None before the first step.
     """

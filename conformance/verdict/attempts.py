@@ -260,7 +260,6 @@ def _read(case: Case, rank: RankOutcome, events: Events, life: int) -> RankEvide
         batch = planned[attempt.window].batch
         without = {at for at in optional if not (workload.trains(at, attempt.window) and workload.uses(at, batch))}
 
-
         def full(gradients: Vector | None) -> Vector | None:
             pairs = zip(workload.model.tensor_of, gradients or (), strict=True)
             return gradients and tuple(0.0 if seen is None and at in without else seen for at, seen in pairs)

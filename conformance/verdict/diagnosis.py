@@ -57,7 +57,7 @@ class Suspects:
 def acquitted(reading: Reading, right: Trajectory) -> Suspects:
     """The suspects of a case with correct numbers and sufficient power: rules out all faults that bounds exclude."""
     known, is_exact = applicable(reading.problem), right.certificate.exact
-    return Suspects(ruled_out=tuple(fault.name for fault in known if is_exact or not fault.is_fine))
+    return Suspects(ruled_out=tuple(fault.name for fault in known if is_exact or not fault.is_fine(reading.problem)))
 
 
 def suspects(

@@ -269,7 +269,7 @@ def test_power_is_that_of_the_nearest_fault():
     found = power(Reading(None, problem), right)
     assert found.sufficient
     gaps = {}
-    for fault in (one for one in applicable(problem) if not one.is_fine):
+    for fault in (one for one in applicable(problem) if not one.is_fine(problem)):
         wrong = fault.textbook(problem)
         gaps[fault.name] = [separation(a, b) for a, b in zip(right.steps, wrong.steps(), strict=True)]
     first = {name: next((gap for gap in series if gap > 1), max(series)) for name, series in gaps.items()}

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from itertools import pairwise
+from math import isclose
 from typing import TypeAlias
 
+from conformance.laws.correct_gradient import seen_scale, weight_of
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.scaled_gradients import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.sharing import first_parted
 from conformance.laws.subjects import GlobalWindow, Window
+from conformance.oracle.overflow import Scaler
 from conformance.trace import events as trace
 from conformance.trace.short_texts import number
+from conformance.workloads.workload import LossScale
 
 GRADIENT_SCALING = 'PyTorch, torch.amp, section "Gradient Scaling"'
 
+#: Loss scales differ by more; what outputs show of them is rounded.
+_LEAST_CHANGE = 1 / 64
 #: The relative rounding error of averaging equal weights over the ranks, at most.
 _ROUNDING = 1e-6
 
@@ -264,24 +271,92 @@ def same_scale_on_all_ranks(here: GlobalWindow) -> Outcome:
     # Ranks that skipped different steps have different scales for that reason.
     if here.plan.world_size == 1 or here.number > first_disagreement(here.run):
         return None
-    scaled: list[Sequence[trace.LossScaled | trace.BackwardEnd]] = [
-        window.of(trace.LossScaled)
-        or [end for end in window.of(trace.BackwardEnd) if end.forwards and end.scaled is not None]  # By hand.
-        for window in here.windows
-    ]
-    if not all(scaled):
+    shown = _scales(here)
+    if len(shown) < 2:
         return None
-    scales = [set(map(scale_of, events)) for events in scaled]
-    apart = next((events[-1] for events, some in zip(scaled, scales, strict=True) if some != scales[0]), None)
+    (first, own), *others = shown
+    apart = next(((event, scales) for event, scales in others if not _agree(scales, own)), None)
     if apart is None:
         return OK
-    first = scaled[0][-1]
-    one, other = (number(scale_of(event) or 0) for event in (first, apart))
+    event, scales = apart
+    one, other = (number(min(each)) for each in (own, scales))
     return Broken(
-        apart,
+        event,
         "one loss scale on all ranks",
-        f"rank {first.rank} scaled its loss by {one} ({first.line}), rank {apart.rank} by {other} ({apart.line})",
+        f"rank {first.rank} scaled its loss by {one} ({first.line}), rank {event.rank} by {other} ({event.line})",
         "each rank divides the common average by its own scale",
-        (first, apart),
-        f"Rank {first.rank}'s gradients weigh {one}, rank {apart.rank}'s {other}, and the ranks step differently.",
+        (first, event),
+        f"Rank {first.rank}'s gradients weigh {one}, rank {event.rank}'s {other}, and the ranks step differently.",
+    )
+
+
+def _agree(one: set[float], other: set[float]) -> bool:
+    pairs = zip(sorted(one), sorted(other), strict=False)
+    return len(one) == len(other) and all(isclose(*pair, rel_tol=_LEAST_CHANGE) for pair in pairs)
+
+
+def _scales(here: GlobalWindow) -> Sequence[tuple[trace.Event, set[float]]]:
+    """The last event of each rank that shows loss scales, with these scales. A scale by hand only shows at the model's
+    outputs, and there only if the ranks' losses have the same divisor."""
+    marked: list[Sequence[trace.LossScaled | trace.BackwardEnd]] = [
+        window.of(trace.LossScaled)
+        or [end for end in window.of(trace.BackwardEnd) if end.forwards and end.scaled is not None]
+        for window in here.windows
+    ]
+    if all(marked):
+        return [(events[-1], {float(scale_of(event) or 0) for event in events}) for events in marked]
+    sizes = {sum(map(len, here.plan.micro_batches(rank, here.number))) for rank in range(here.plan.world_size)}
+    # Ranks with other numbers of samples may have other divisors.
+    if any(marked) or here.plan.is_weighted or len(sizes) > 1 or not here.plan.precision.scaled:
+        return []
+    seen = [(window.of(trace.BackwardEnd)[-1], scale) for window in here.windows if (scale := seen_scale(window))]
+    return [(end, {scale}) for end, scale in seen]
+
+
+@law(
+    "amp/scale-as-set",
+    "A loss scale by hand that takes the task's settings SHOULD change when they say so.",
+    fault="does not grow its loss scale by the task's settings",
+    is_seen_later=True,
+    why="""The scale grows after `growth_interval` windows in a row without an overflow, counted from the last change,
+        and shrinks after an overflow. The numbers stay correct with another count, until small gradients round to zero
+        at a scale that is too low, or windows are skipped at one that is too high.""",
+    source=f'{GRADIENT_SCALING}: `GradScaler`, "growth_interval: Number of consecutive iterations without inf/NaN '
+    'gradients that must occur for the scale to be multiplied by growth_factor"',
+    advice="count windows from the last change of the scale, and set the count to 0 after growth and overflow",
+    fix="""
+        if overflow:
+            scale, count = scale * backoff_factor, 0
+        elif count + 1 == growth_interval:
+            scale, count = scale * growth_factor, 0
+        else:
+            count += 1
+        """,
+)
+def scale_as_set(window: Window) -> Outcome:
+    rank, (first, *_) = window.rank, window.rank.windows
+    asked = next((event.asked for event in rank.of(trace.Finished)), None)
+    by_hand = not (rank.steps_by_hand or rank.has((trace.Update, trace.LossScaled, trace.ScaleLossEnter)))
+    if "loss scaling" not in (asked or ()) or not by_hand or first.number or first is window:
+        return None
+    spec = window.plan.spec["scaler"]
+    factors = Fraction(spec["growth_factor"]), Fraction(spec["backoff_factor"])
+    scaler = Scaler(LossScale(Fraction(1), spec["growth_interval"], *factors))
+    for earlier in rank.windows[: window.index]:
+        scaler.update(overflowed=not earlier.of(trace.Step))
+    before, seen = seen_scale(first), seen_scale(window)
+    # Sums and means have other divisors in windows of another length.
+    if before is None or seen is None or weight_of(first) != weight_of(window):
+        return None
+    grown, expected = seen / before, float(scaler.scale)
+    if isclose(grown, expected, rel_tol=_LEAST_CHANGE):
+        return OK
+    end = window.of(trace.BackwardEnd)[-1]
+    return Broken(
+        end,
+        f"a loss scale of {number(spec['init_scale'] * expected)} in window {window.number}",
+        f"the loss scale is {number(round(spec['init_scale'] * grown, 3))} there",
+        "the scale and its count follow the settings in `task.loss_scaling`",
+        (end,),
+        "The numbers are correct, but the scale is not the one that was asked for.",
     )

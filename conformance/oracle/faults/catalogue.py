@@ -30,15 +30,15 @@ class Fault(Deviation):
     at: the call at which the trainer goes wrong, if one does.
     why: how the wrong numbers follow from the bug, in one sentence.
     edit: where code changes, as in `report/edits.py`; "" if no call of a window shows it.
-    is_fine: its effect is within the rounding of some correct optimizers, so it has a name, but bounds need not exclude
-        it.
+    is_fine: whether bounds need not exclude it in a problem, because they are too wide there, or its effect is within
+        the rounding of some correct optimizers. It has a name there if it shows.
     """
 
     conditions: tuple[Condition, ...]
     fix: str
     why: str
     edit: str = ""
-    is_fine: bool = False
+    is_fine: Condition = lambda problem: False
     at: Call | None = None
 
     @property
@@ -59,7 +59,7 @@ def fault(
     fix: str,
     why: str,
     edit: str = "",
-    is_fine: bool = False,
+    is_fine: Condition = Fault.is_fine,
     at: Call | None = None,
 ) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
@@ -87,6 +87,15 @@ def computes_precisely(problem: Problem) -> bool:
     """Whether forward and backward have the precision of the weights. If not, bounds are too wide for data that the
     workload was not designed for, and at other weights."""
     return not problem.precision.mixed
+
+
+def computes_roughly(problem: Problem) -> bool:
+    return problem.precision.mixed
+
+
+def has_wide_bounds(problem: Problem) -> bool:
+    """Whether bounds are too wide at weights that the workload was not designed for."""
+    return computes_roughly(problem) or not isinstance(problem.workload.optimizer, SGD)
 
 
 def runs_out(problem: Problem) -> bool:

@@ -10,7 +10,15 @@ from itertools import chain
 from operator import mul
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import computes_precisely, distributed, fault, has_epochs, has_momentum
+from conformance.oracle.faults.catalogue import (
+    computes_precisely,
+    computes_roughly,
+    distributed,
+    fault,
+    has_epochs,
+    has_momentum,
+    has_wide_bounds,
+)
 from conformance.oracle.gradient import gradient
 from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
@@ -39,10 +47,10 @@ def _has_layers(problem: Problem) -> bool:
     "computes each gradient at the weights before the last step",
     _steps_again,
     has_room_for_other_weights,
-    # In 16 bits the bound of AdamW is too wide to tell.
-    lambda problem: isinstance(problem.workload.optimizer, SGD),
     fix="compute each window's gradients after the last window's step",
     why="The gradients belong to weights that the last step has already changed",
+    # In 16 bits the bound of AdamW is too wide to tell.
+    is_fine=lambda problem: not isinstance(problem.workload.optimizer, SGD),
     edit="change backward",
 )
 class StaleWeights(Recurrence):
@@ -56,8 +64,7 @@ class StaleWeights(Recurrence):
 @fault(
     "computes each gradient at the initial weights",
     _steps_again,
-    lambda problem: isinstance(problem.workload.optimizer, SGD),
-    computes_precisely,
+    is_fine=has_wide_bounds,
     fix="read the weights in each window: a copy of them does not follow the optimizer's steps",
     why="The gradients belong to weights that no step has changed",
 )
@@ -69,8 +76,7 @@ class InitialWeights(Recurrence):
 @fault(
     "adds the gradients of all earlier windows",
     _steps_again,
-    lambda problem: isinstance(problem.workload.optimizer, SGD),
-    computes_precisely,
+    is_fine=has_wide_bounds,
     fix="clear the gradients, or the buffers that accumulate them, after each step",
     why="Each step uses its own gradients and all those before again",
 )
@@ -276,7 +282,7 @@ class MomentumRounded(Recurrence):
     "computes without autocast",
     _fine,
     _data_fit,
-    lambda problem: problem.precision.mixed,
+    computes_roughly,
     fix="run forward and loss within `torch.autocast`",
     why="Without autocast nothing is rounded to 16 bits",
     edit="add autocast above forward",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from conformance.oracle.affine import Affine
-from conformance.oracle.faults.catalogue import computes_precisely, fault
+from conformance.oracle.faults.catalogue import (
+    computes_precisely,
+    computes_roughly,
+    fault,
+    has_wide_bounds,
+)
 from conformance.oracle.faults.checkpoints import resumes
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.rounding import cast
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import SGD
+
+#: Windows whose weights are looked at.
+_FIRST = 3
 
 
 class _Masters(Recurrence):
@@ -28,13 +37,13 @@ class _Masters(Recurrence):
 
 
 def _steps_again(problem: Problem) -> bool:
-    return problem.workload.steps > 1 and isinstance(problem.workload.optimizer, SGD)
+    return problem.workload.steps > 1
 
 
 @fault(
     "copies master weights to the model before the optimizer steps them",
     _steps_again,
-    computes_precisely,
+    is_fine=has_wide_bounds,
     fix="copy the masters to the model after the step",
     why="The model is always one step behind its masters",
 )
@@ -43,10 +52,11 @@ class MastersCopiedBeforeStep(_Masters):
         return before
 
 
+@lru_cache(maxsize=128)
 def _are_fine(problem: Problem) -> bool:
-    """Whether bfloat16 rounds the weights after the first step."""
-    right, rounded = (next(kind(problem).steps()).weights for kind in (Recurrence, MastersCopiedInBfloat16))
-    return right.gap(rounded) > 1
+    """Whether bfloat16 rounds the weights after one of the first steps."""
+    pairs = zip(*(kind(problem).steps(_FIRST) for kind in (Recurrence, MastersCopiedInBfloat16)), strict=True)
+    return any(right.weights.gap(rounded.weights) > 1 for right, rounded in pairs)
 
 
 @fault(
@@ -64,7 +74,7 @@ class MastersCopiedInBfloat16(_Masters):
 @fault(
     "restores the model's weights on resume, but steps on from the initial master weights",
     resumes,
-    computes_precisely,
+    is_fine=computes_roughly,
     fix="save and load the master weights, or copy the restored weights into them",
     why="The first step after the resume starts from masters that were never trained",
 )

@@ -127,6 +127,6 @@ for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
         _has_fine_gradients,
         fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
         why=f"{_fmt.dtype} has {_fmt.p} significant bits, and rounding loses the others",
-        is_fine=True,
+        is_fine=lambda problem: True,
         at="exchange" if _kind is _Reduced else None,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))

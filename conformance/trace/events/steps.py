@@ -205,9 +205,9 @@ class ForeignOptimizer(
 ):
     optimizer: Annotated[str, "its class"]
     shapes: Annotated[Sequence[Numbers], "shapes of its parameters"]
-    offered: Annotated[
-        Vector | None, "their gradients, in the order of the model's, if they have as many elements"
-    ] = None
+    offered: Annotated[Vector | None, "their gradients, in the order of the model's, if they have as many elements"] = (
+        None
+    )
 
 
 class Save(Event, noted="when a file in the checkpoint's folder is opened for writing from its start"):
@@ -263,7 +263,8 @@ class Finished(Event, noted="after the trainer's function has returned"):
     ] = None
     asked: Annotated[
         Sequence[str] | None,
-        'what the trainer has taken from its task: "model", "schedule", "clip", "average"; null if unknown',
+        'what the trainer has taken from its task: "model", "schedule", "loss scaling", "clip", "average"; null '
+        "if unknown",
     ] = None
 
 

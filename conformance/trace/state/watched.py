@@ -19,9 +19,9 @@ from conformance.trace.state.finding import (
     is_part,
     master_of,
     or_stepped,
-    parts_of,
     parameters_of,
     parametrized,
+    parts_of,
     tensor_at,
 )
 from conformance.trace.state.optimizer_state import digest, held_by
