@@ -13,6 +13,20 @@ broken = partial(broken_of, {"amp"})
 
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
+
+
+def scaled_by_hand(*scales, interval=1, asked=("loss scaling",)):
+    """A run whose windows have these loss scales by hand, and a growth interval; all windows step."""
+    bodies = []
+    for number, scale in enumerate(scales):
+        rows, outputs = [2 * number, 2 * number + 1], [1.5 + 2 * number, 2.5 + 2 * number]
+        residuals = [output - 2 * (row + 1.0) for output, row in zip(outputs, rows, strict=True)]
+        seen = {"outputs": [outputs], "output_gradients": [[scale * residual for residual in residuals]]}
+        bodies.append([forward(number, rows=rows, computes="float16"), backward(**seen), step(), event("zero_grad")])
+    scaler = {"init_scale": scales[0], "growth_interval": interval, "growth_factor": 2.0, "backoff_factor": 0.5}
+    return a_run([bodies, event("finished", asked=[*asked])], precision="fp16", scaler=scaler)
+
+
 #: By law: runs that break only this law.
 BREAKING = {
     "amp/all-ranks-skip": {
@@ -59,6 +73,10 @@ BREAKING = {
             [forward(0), backward(scaled=128.0), by_hand(), unscale(), taken()],
             [forward(0), backward(scaled=256.0), by_hand(), unscale(), taken()],
         ),
+    },
+    "amp/scale-as-set": {
+        "never grows": lambda: scaled_by_hand(128.0, 128.0),
+        "grows too early": lambda: scaled_by_hand(128.0, 256.0, interval=2),
     },
     "amp/skip-changes-nothing": {
         "before the skip": lambda: a_run([event("start"), scaled(0), skipped(weights=[0.9, 0.5]), last()]),
@@ -119,6 +137,8 @@ ALLOWED = {
             [step(scale=S), event("update")],
         ]
     ),
+    "a scale by hand that grows as set": lambda: scaled_by_hand(128.0, 256.0),
+    "a scale by hand by a rule of its own": lambda: scaled_by_hand(128.0, 128.0, asked=()),
     "weights averaged around a skip": lambda: two_ranks(
         [
             [event("start"), scaled(0), by_hand(), skipped(weights=[1.0, 0.5])],
