@@ -10,6 +10,7 @@ from traceback import format_exc
 from typing import Any
 
 from conformance.laws.law import OK, Broken, Law, Subject, laws
+from conformance.laws.sharing import first_parted
 from conformance.laws.subjects import GlobalWindow, Rank, Run, Window, no_cyclic_collection
 
 
@@ -79,7 +80,21 @@ def check(run: Run) -> tuple[Verified, ...]:
         for one in own[scope]:
             one.judge(few)
     everything = {id: one.verified() for id, one in judgements.items()}
-    return tuple(_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values())
+    found = [_reported(one, [everything[id] for id in one.law.unless]) for one in everything.values()]
+    return tuple(_without_consequences(found, first_parted(run)))
+
+
+def _without_consequences(found: Sequence[Verified], parted: float) -> Iterator[Verified]:
+    """The results without laws that only break after ranks ``parted``, if others break before: from then on, each rank
+    trains a model of its own, and its events explain nothing."""
+
+    def is_early(one: Violation) -> bool:
+        return (one.shown_in or 0) <= parted
+
+    is_explained = any(one.law.level == "MUST" and any(map(is_early, one.violations)) for one in found)
+    for one in found:
+        is_late = is_explained and one.law.level == "MUST" and not any(map(is_early, one.violations))
+        yield replace(one, violations=()) if is_late else one
 
 
 def check_all(runs: Sequence[Run]) -> tuple[Verified, ...]:
