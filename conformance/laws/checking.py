@@ -86,7 +86,7 @@ def check(run: Run) -> tuple[Verified, ...]:
 
 def _without_consequences(found: Sequence[Verified], parted: float) -> Iterator[Verified]:
     """The results without laws that only break after ranks ``parted``, if others break before: from then on, each rank
-    trains a model of its own, and its events explain nothing."""
+    trains another model, and its events explain nothing."""
 
     def is_early(one: Violation) -> bool:
         return (one.shown_in or 0) <= parted

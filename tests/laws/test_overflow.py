@@ -14,7 +14,6 @@ broken = partial(broken_of, {"amp"})
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
 
-
 def scaled_by_hand(*scales, interval=1, asked=("loss scaling",)):
     """A run whose windows have these loss scales by hand, and a growth interval; all windows step."""
     bodies = []
@@ -138,7 +137,7 @@ ALLOWED = {
         ]
     ),
     "a scale by hand that grows as set": lambda: scaled_by_hand(128.0, 256.0),
-    "a scale by hand by a rule of its own": lambda: scaled_by_hand(128.0, 128.0, asked=()),
+    "a scale by hand by another rule": lambda: scaled_by_hand(128.0, 128.0, asked=()),
     "weights averaged around a skip": lambda: two_ranks(
         [
             [event("start"), scaled(0), by_hand(), skipped(weights=[1.0, 0.5])],

@@ -61,7 +61,7 @@ def test_gradients_that_alone_would_show_mistakes_and_cannot_be_read(follow, nam
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1, "PASS (bounded)"), (2, "INCONCLUSIVE")])
 def test_offered_gradients_count_only_if_they_are_correct(follow, factor, verdict):
-    """A step of a trainer's own may use others, so wrong ones accuse nobody."""
+    """A step that is not torch's may use others, so wrong ones prove nothing."""
     run = follow("single-acc2-fp32-adamw")
     for step in run.of("step"):
         step["offered"] = [factor * gradient for gradient in step["gradients"]]

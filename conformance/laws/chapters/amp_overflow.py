@@ -332,7 +332,6 @@ def _scales(here: GlobalWindow) -> Sequence[tuple[trace.Event, set[float]]]:
         else:
             count += 1
         """,
-    unless=("amp/same-scale-on-all-ranks",),
 )
 def scale_as_set(window: Window) -> Outcome:
     rank, (first, *_) = window.rank, window.rank.windows
