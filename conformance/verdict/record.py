@@ -74,6 +74,14 @@ def _line(event: Event | None, target: str) -> result_lines.Lines | None:
     return None if event is None or event.where is None else result_lines.Lines(event.line, source_of(event, target))
 
 
+def _own_line(event: Event | None, target: str) -> result_lines.Lines | None:
+    """The trainer's line of a file's event: libraries open the file, but the trainer decides what is in it."""
+    if event is None or event.called_from is None:
+        return _line(event, target)
+    path, line, _ = event.called_from
+    return result_lines.Lines(f"{path}:{line}", source_of(event, target)[-1:])
+
+
 def source_of(event: Event, target: str) -> tuple[str, ...]:
     """The source lines of an event; empty unless all of them are found. ``target``: the trainer's."""
     place = place_of(target)
@@ -187,8 +195,8 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         if judgement.divergence is None
         else result_lines.Diverged(judgement.divergence.step, tuple(judgement.divergence.weights)),
         first_difference=_difference(judgement, problem.workload.model.elements, target),
-        read_at=_line(_of_life(judgement.ranks, 1, Load, 0), target),
-        saved_at=_line(_of_life(judgement.ranks, 0, Save, -1), target),
+        read_at=_own_line(_of_life(judgement.ranks, 1, Load, 0), target),
+        saved_at=_own_line(_of_life(judgement.ranks, 0, Save, -1), target),
         calls=_calls(judgement, target),
         mistake=None if judgement.mistake is None else judgement.mistake.kind,
         explained_by=judgement.suspects.explained_by,
