@@ -116,7 +116,7 @@ def test_a_fact_and_a_finding_have_their_numbers():
     assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3]}
     [cause] = judged(lengths((4, 4, 3), 4), ranks=2).causes.values()
     first = cause.first
-    assert (first.says.values, first.effect.values) == ({"passes": 3, "number": 4}, {"times": 0.75})
+    assert (first.says.values, first.effect.values) == ({"passes": 3, "number": 4}, {"factor": 0.75})
     assert (first.law, first.step, first.site, cause.ranks) == (LENGTH, 2, LINE, {0, 1})
 
 
