@@ -23,6 +23,7 @@ OWN = Declaration(
 CASES = sorted({(one.case.accumulation, one.case.workload) for one in plan(OWN, "single") if one.undeclared is None})
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(("accumulation", "workload"), CASES)
 def test_a_workload_is_as_exact_and_its_weights_are_those_of_before_in_another_unit(accumulation, workload):
     case = Case("single", 1, accumulation, "fp16", workload)
