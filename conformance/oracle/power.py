@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import zip_longest
 from math import inf
 from typing import TypeVar
@@ -18,6 +18,7 @@ from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
 from conformance.oracle.faults import Fault, applicable
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory
+from conformance.workloads.kept_answers import ANSWERS
 from conformance.workloads.layout import Window
 from conformance.workloads.workload import Vector
 
@@ -105,13 +106,21 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
     Returns:
         None if no catalogued fault applies.
     """
+    key = ("power", reading, right.history, right.skips, limit, by_weights)
+    gap, name = ANSWERS.get(key, partial(_nearest, reading, right, limit, by_weights=by_weights))
+    # A fault has code, which is not kept.
+    return next((Power(gap, fault) for fault in applicable(reading.problem) if fault.name == name), None)
+
+
+def _nearest(reading: Reading, right: Trajectory, limit: int | None, *, by_weights: bool) -> tuple[Gap, str | None]:
+    """The smallest gap, and the name of its fault."""
     is_cut = limit is not None and limit < len(reading.problem.windows)
-    found = [
-        Power(_largest_gap(right, reading.recurrence(right.history, fault).halves(limit), is_cut, by_weights), fault)
+    gaps = [
+        (_largest_gap(right, reading.recurrence(right.history, fault).halves(limit), is_cut, by_weights), fault.name)
         for fault in applicable(reading.problem)
         if not fault.is_fine(reading.problem)
     ]
-    return min(found, key=lambda one: one.gap, default=None)
+    return min(gaps, key=lambda one: one[0], default=(inf, None))
 
 
 def shows_least_harm(reading: Reading, right: Trajectory, window: int, limit: int, *, by_weights: bool) -> bool:

