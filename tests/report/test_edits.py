@@ -95,6 +95,7 @@ EVERY = dict.fromkeys(
             "  2 | (loss / 4).backward()\n+   | sch",
         ),
         ("add the average above step", "before", "add the average above line 9", STEP.code),
+        ("add the average above forward|clip|step", "before", "add the average above line 4", CLIP.code),
         # Not located: where to look, with both ends.
         ("find the data at or above step", "at or above", "find the data: line 9 or above it", STEP.code),
         ("find the state from step", "from", "find the state: line 9 or between it and the first step", STEP.code),
@@ -134,6 +135,8 @@ def test_each_edit_of_laws_bugs_and_watches_names_calls_that_can_be_known() -> N
     assert len(edits) > 150
     parts = [(name, part) for name, text in edits.items() for part in text.split("; ")]
     assert [one for one in parts if edit_of(one[1], EVERY) is None] == []
+    # A clip or an unscaling must see what is added.
+    assert [one for one in parts if one[1].startswith("add ") and one[1].endswith(" above step")] == []
 
 
 def test_a_known_bug_says_in_one_sentence_why_its_numbers_follow() -> None:

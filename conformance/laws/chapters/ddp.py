@@ -297,7 +297,7 @@ _FIX = """
         mixture of both, and ranks may differ.""",
     source=_SOURCE,
     advice="call `wait()` on every handle before the step",
-    edit="add `handle.wait()` above step",
+    edit="add `handle.wait()` above unscale|clip|step",
     fix=_FIX,
     latent="""The collective and the step race; a larger model or a slower network can change which comes first.""",
     needs=(trace.Step,),

@@ -193,7 +193,7 @@ def _blocks(tensor: Tensor, world_size: int) -> Iterable[int]:
     distributed,
     fix="reduce gradients before the step, and step with what the reduction returns",
     why="Each rank's shard moves along this rank's own samples only",
-    edit="add the reduction over the ranks above step",
+    edit="add the reduction over the ranks above unscale|clip|step",
 )
 class ShardsStepOwnGradients(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -216,7 +216,7 @@ class ShardsStepOwnGradients(Recurrence):
     accumulating,
     fix="reduce gradients after the window's last backward, and step with what the reduction returns",
     why="The last micro-batch's gradients come after the reduction, so each shard has only its rank's own",
-    edit="add the reduction over the ranks above step",
+    edit="add the reduction over the ranks above unscale|clip|step",
 )
 class LastMicroBatchNotReduced(ShardsStepOwnGradients):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
@@ -232,7 +232,7 @@ class LastMicroBatchNotReduced(ShardsStepOwnGradients):
     lambda problem: len(problem.workload.model.tensors) > 1,
     fix="reduce gradients before the step, and step with what the reduction returns",
     why="Each owned parameter moves along its rank's own samples only",
-    edit="add the reduction over the ranks above step",
+    edit="add the reduction over the ranks above unscale|clip|step",
 )
 class OwnersStepOwnGradients(InTurn, ShardsStepOwnGradients):
     pass

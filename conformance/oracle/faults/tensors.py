@@ -44,7 +44,7 @@ class _SparseApart(Recurrence):
     distributed,
     fix="divide sparse gradients by the number of ranks too",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="add the division of sparse gradients above step",
+    edit="add the division of sparse gradients above unscale|clip|step",
 )
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -58,7 +58,7 @@ class SparseSummed(_SparseApart):
     lambda problem: not accumulating(problem),
     fix="call `coalesce()`, which sums the entries of a row",
     why="A sparse gradient has several entries for one row, which add up",
-    edit="add `p.grad = p.grad.coalesce()` above step",
+    edit="add `p.grad = p.grad.coalesce()` above unscale|clip|step",
 )
 class SparseEntriesLost(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
