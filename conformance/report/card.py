@@ -18,10 +18,10 @@ from .causes import doing
 from .edits import Edit, edit_of
 from .effect import effect
 from .grouping import Failure, failures, failures_of
-from .laws import page_of
+from .laws import page_of, some_ranks
 from .places import RAISED, Place, calls_of, each_once, looked_at, own_line, own_place
 from .signs import OR, Cause
-from .text import capitalized, cut, distinct, listed, number, one_line, plural, visible
+from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
 Fact: TypeAlias = tuple[str, str]
 """A label (such as `expected`, `observed` or `why`) and a sentence."""
@@ -209,7 +209,9 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     is_known, reason = cause.kind in ("bug", "pair"), example.reason or Reason()
     looked, commands = [*looked_at(failure, law, text)], _commands(example)
     bugs = cause.key.split(OR)[:1] if is_known else cause.bugs
+    on_some = some_ranks(law, example) if law else ""
     of_law = (law.advice or text.advice) if law and text and not is_known else ""
+    of_law = f"on every rank, {of_law}" if of_law and on_some else of_law
     of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
     known = _known_lines(example, law)
@@ -229,8 +231,8 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         facts=tuple(_facts(failure, law, bugs)),
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
-        # The law's snippet shows the law's own advice.
-        fix=law.fix if law and not is_known and not law.advice else None,
+        # The law's snippet shows the law's own advice, which the other ranks may follow already.
+        fix=law.fix if law and not is_known and not law.advice and not on_some else None,
         advice=of_law or reason.advice or _known_fix(bugs) or of_error or debug,
         edit=edit,
         extent=_counted(failure.cases, every),
@@ -248,9 +250,9 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
     example, cause = failure.example, failure.cause
     is_known, numbers = cause.kind in ("bug", "pair"), [*_numbers(example)]
     if law is not None:
-        some = f"on rank{'s' * bool(law.ranks[1:])} {listed([str(rank) for rank in law.ranks])}, " if law.ranks else ""
-        on = some if example.verdict == "DIVERGED" and len(law.ranks) < example.world_size else ""
-        yield from (("expected", law.expected), ("observed", on + law.observed), ("why", law.why))
+        on = some_ranks(law, example)
+        observed = f"{on}, {law.observed}" if on else law.observed
+        yield from (("expected", law.expected), ("observed", observed), ("why", law.why))
     elif numbers:
         yield from numbers
     elif rest := _rest(example.headline, failure.text):

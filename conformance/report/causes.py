@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Reason
 
-from .laws import fault_of
+from .laws import fault_of, some_ranks
 from .signs import CUT_SHORT, KINDS, NUMERIC_LAWS, OR, Cause, key_of, signs
-from .text import cut, one_line
+from .text import capitalized, cut, one_line
 
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
@@ -113,8 +113,8 @@ def _rank(cause: Cause) -> float:
 def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
     """The cause in a sentence. ``texts``: what a trainer with each known bug does."""
     if cause.kind == "law":
-        broken = next(law for case in cases if (law := law_of(cause, case)) is not None)
-        return f"The trainer {fault_of(broken)}."
+        broken, on = next((law, some_ranks(law, case)) for case in cases if (law := law_of(cause, case)) is not None)
+        return f"{f'{capitalized(on)}, the' if on else 'The'} trainer {fault_of(broken)}."
     if cause.kind in ("bug", "pair"):
         name, *others = filter(None, cause.key.split(OR))
         return f"The trainer {'probably ' if others else ''}{doing(name, texts)}."

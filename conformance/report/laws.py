@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from conformance.laws.law import laws
+from conformance.laws.subjects import Rank, Window
 from conformance.results import Results
 from conformance.results.result_lines import CaseRecord, Finding, LawText
 
-from .text import plural
+from .text import listed, plural
 
 #: The documentation.
 DOCS = "https://trainer-conformance.github.io/trainer-conformance/"
@@ -25,6 +26,15 @@ def fault_of(finding: Finding) -> str:
     """What the trainer does, to follow "the trainer". The file may have a law that is no longer known."""
     fault = next((law.fault for law in laws() if law.id == finding.law), f"breaks a law: {finding.says}")
     return (finding.fault or fault).removesuffix(".")
+
+
+def some_ranks(finding: Finding, case: CaseRecord) -> str:
+    """`on rank 1`, if ranks diverge because only these break the law; "" otherwise. A law of all ranks together names
+    one of them only as an example."""
+    is_of_each = any(law.id == finding.law and law.scope in (Window, Rank) for law in laws())
+    if case.verdict != "DIVERGED" or not is_of_each or not 0 < len(finding.ranks) < case.world_size:
+        return ""
+    return f"on rank{'s' * bool(finding.ranks[1:])} {listed([str(rank) for rank in finding.ranks])}"
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ def test_steps_that_keep_a_law_count(law, run, count):
         (STEP, "ahead after a resume", "before the first step after the resume"),
         (STEP, "twice for a skipped step", "in between: step skipped by the scaler"),
         (STEP, "created again", "a new scheduler started from step 0"),
-        (STEP, "the first group's rate for the second", "has the learning rate 0.125"),
+        (STEP, "the first group's rate for the second", "the learning rate must be 0.125"),
+        (STEP, "never", "after 1 optimizer step, the learning rate must be 0.25"),
         (EPOCH, "for each step", "stepped once"),
     ],
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from conformance.report.card import card_of
 from conformance.report.grouping import failures, overall, precisions, reasons, trainers
 from conformance.report.verdicts import LOOKS, worst
 from conformance.results import Results
-from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED
+from conformance.results.plain import record
+from conformance.results.result_lines import NOT_CONFORMING, NOT_RUN, PASSED, CaseRecord, Finding
 
 from ..results import synthetic
 from ..results.regression import Case
@@ -81,3 +84,24 @@ def test_one_reason_is_one_entry_and_the_counts_of_a_run_add_up(results: Results
     assert found == [("UNAVAILABLE", 5), ("UNAVAILABLE", 5), ("UNSUPPORTED", 4)]
     assert sum(count for _, count in found) == results.not_run
     assert sum(count for _, count in overall(results)) == len(results.cases)
+
+
+@pytest.mark.parametrize(
+    ("law", "ranks", "verdict", "title"),
+    [
+        ("acc/schedule-per-step", (1,), "DIVERGED", "On rank 1, the trainer skips or repeats a step of the schedule"),
+        ("acc/schedule-per-step", (0, 1), "DIVERGED", "The trainer skips or repeats a step of the schedule"),
+        ("acc/schedule-per-step", (1,), "FAIL (numerics)", "The trainer skips or repeats a step of the schedule"),
+        # Judged for all ranks together.
+        ("amp/same-scale-on-all-ranks", (1,), "DIVERGED", "The trainer scales the loss differently on each rank"),
+    ],
+)
+def test_ranks_that_diverge_because_only_they_break_a_law_are_named(
+    law: str, ranks: tuple[int, ...], verdict: str, title: str
+) -> None:
+    broken = Finding(law, "MUST", "It MUST.", "a", "b", "c", "x = 1", 1, ranks, where="train.py:9")
+    plain = {**synthetic.passing("mine", "ddp", 2, 1, "fp32", "line"), "verdict": verdict}
+    card = card_of(replace(record(CaseRecord, plain), findings=(broken,)))
+    assert card.title.removesuffix(".") == title
+    only = title.startswith("On")
+    assert (("observed", "on rank 1, b") in card.facts, str(card.advice).startswith("on every rank, ")) == (only, only)

@@ -54,7 +54,7 @@ def schedule_per_step(window: Window) -> Outcomes:
                 taken,
                 taken.number,
                 expected="one scheduler step per optimizer step",
-                why="the schedule counts steps",
+                unit="optimizer step",
             )
 
 
@@ -91,7 +91,7 @@ def schedule_per_epoch(window: Window) -> Outcomes:
                 taken,
                 epoch,
                 expected="one scheduler step per epoch",
-                why="the schedule counts epochs",
+                unit="epoch",
             )
 
 
@@ -178,7 +178,7 @@ def _planned_rates(plan: Plan, step: Step, number: int) -> Sequence[float]:
     return [rates[group] for group in sorted(groups)] or rates
 
 
-def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int, *, expected: str, why: str) -> Broken:
+def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int, *, expected: str, unit: str) -> Broken:
     """`taken`: the step with wrong calls of the scheduler before it; `shown`: the step with the wrong rate."""
     step, previous, made = taken.step, taken.previous, taken.calls
     right = _planned_rates(window.plan, shown.step, place)[0]
@@ -209,7 +209,7 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
         made[-1] if made else step,
         expected=expected,
         observed=observed,
-        why=f"{why}: number {place} has the learning rate {number(right)}",
+        why=f"after {place} {unit}{'s' * (place != 1)}, the learning rate must be {number(right)}",
         shows=(
             *([previous] if previous else []),
             *skipped[:1],
