@@ -249,6 +249,12 @@ def test_what_is_told(law, name, told):
     assert told in found(BREAKING[law][name](), law).broken.observed
 
 
+@pytest.mark.parametrize(("name", "edit"), [("twice", "remove it"), ("again in a sum", ""), ("never", "")])
+def test_a_second_backward_is_one_call_too_many(name, edit):
+    law = "acc/one-backward-per-loss"
+    assert found(BREAKING[law][name](), law).broken.edit == edit
+
+
 def test_the_event_that_breaks_a_law_is_named():
     def event_of(law, name):
         return found(BREAKING[law][name](), law).broken.event

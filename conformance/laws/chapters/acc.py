@@ -47,11 +47,12 @@ def _backpropagated_twice(window: Window) -> Broken | None:
             return Broken(
                 event,
                 expected="one backward per loss",
-                observed=f"{event} went through the loss of {first} again",
+                observed=f"{event} uses a loss that {first} already used",
                 why="each backward adds to the existing gradients",
                 shows=(first, event),
                 effect=f"This loss counts twice in the gradients of window {window.number}.",
                 fault="sends the same loss backward twice",
+                edit="remove it" if root == event.root and first.line != event.line else "",
             )
     return None
 
