@@ -53,7 +53,7 @@ class Answers:
     def keep(self) -> None:
         """Keeps answers in the user's cache, ``XDG_CACHE_HOME`` or ``~/.cache``, if it can be written."""
         with suppress(OSError, RuntimeError):
-            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trainer-conformance")
+            home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trainer-conformance", "answers")
             own = home / version()
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.utime(own)

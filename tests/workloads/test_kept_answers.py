@@ -139,12 +139,15 @@ def test_the_version_covers_all_code_that_computes_answers():
 def test_old_versions_and_files_are_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kept_answers, "_MOST_FILES", 10)
-    home = tmp_path / "trainer-conformance"
+    home = tmp_path / "trainer-conformance" / "answers"
     for age in range(5):
         (home / f"older{age}").mkdir(parents=True)
         os.utime(home / f"older{age}", (1000 - age, 1000 - age))
+    (home.parent / "another").mkdir()
+    os.utime(home.parent / "another", (0, 0))
     answers = Answers()
     answers.keep()
+    assert (home.parent / "another").exists()
     assert {one.name for one in home.iterdir()} == {answers.folder.name, "older0", "older1"}
     for number in range(12):
         answers.get((number,), lambda number=number: number)
