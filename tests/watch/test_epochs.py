@@ -50,7 +50,7 @@ def starting(
         script.each(records.First(sampler, epoch, made, samples if drawn else [], labelled, is_all, LINE))
         train(script, [sampler] if trains else [])
     findings = script.findings()
-    found, values = told(findings, "watch/new-order", "data.same-order")
+    found, values = told(findings, "watch/new-order", "data.same-order" if of[0] is not None else "data.same-shuffle")
     return found, values.get("times", 0), findings.seen[Property.DATA]
 
 
@@ -83,6 +83,7 @@ AUGMENTED = {"rows": "other"}
         ([(0, 1)] * 4, {"rows": "none", "labelled": False}, (OPEN, 4, 0)),
         ([(0, 1)] * 4, {"replicas": 0}, (OPEN, 4, 0)),  # a sampler of the script
         ([(None, 1), (None, 2), (None, 3)], {"replicas": 0}, (NEITHER, 0, 2)),
+        ([(None, 1)] * 3, {"replicas": 0}, (OPEN, 3, 0)),  # it has no `set_epoch`
     ],
 )
 def test_epochs_begin_with_the_same_batch(epochs, options, expected):

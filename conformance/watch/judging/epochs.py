@@ -67,7 +67,8 @@ class _Order:
         is_known = self.times >= _OFTEN and (are_same_rows or first.labelled)
         if is_known or not self.is_known:
             samples = len(first.drawn or first.rows)
-            says = said("data.same-order", times=self.times, samples=samples)
+            code = "data.same-shuffle" if first.epoch is None else "data.same-order"
+            says = said(code, times=self.times, samples=samples)
             self.repeated = says, first.site
         self.is_known |= is_known
 
@@ -190,7 +191,7 @@ class Epochs(Chapter):
         says, site = order.repeated
         if order.is_known and order.deals and not order.sets_epoch:
             # A script that calls `set_epoch` may repeat epochs on purpose.
-            effect = said("data.same-order.effect", times=says.values["times"])
+            effect = said("data.same-order.effect", times=says.values["times"], again=says.values["times"] - 1)
             self._findings.add(Finding("watch/new-order", says, None, (rank,), site, effect))
         else:
             self._findings.leave_open(says, site=site)

@@ -144,6 +144,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "data.same-samples": (Property.DATA, "same"),
     "data.same-micro-batches": (Property.DATA, "same"),
     "data.same-order": (Property.DATA, "same"),
+    "data.same-shuffle": (Property.DATA, "same"),
     "data.cut-twice": (Property.DATA, "same"),
     # The order of calls in a window, and clipping.
     "clearing.other-passes": (Property.CLEARING, "kept"),

@@ -215,7 +215,8 @@ WORDS: Mapping[str, str] = {
     "data.same-samples": "Two ranks have {share:.0%} of their samples in common",
     "data.same-micro-batches": "{passes} of {all} backward passes of a step gave the same gradients",
     "data.same-order": "{times} consecutive epochs start with the same {samples:sample}",
-    "data.same-order.effect": "{times} epochs read the same batches",
+    "data.same-order.effect": "{again} of these {times} epochs repeat the first one",
+    "data.same-shuffle": "{times} consecutive epochs start with the same {samples:sample}",
     "data.cut-twice": "{samples:sample} repeat in later epochs, each only on its own rank",
     "data.cut-twice.effect": "An epoch reads 1/{ranks} of the data",
     # Order of calls in a window, and clipping.
