@@ -71,7 +71,8 @@ FIXES: Mapping[str, str] = {
     "coverage.zero-gradient": "train what multiplies them too: a frozen 0 passes no gradient on",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
     "held.replaced": "make the optimizer from the model that computes the loss, after it is moved, copied or wrapped",
-    "coverage.unheld": "pass them to the optimizer, or freeze them with `requires_grad_(False)`",
+    "coverage.unheld": "create the optimizer with them, after the model has all its layers, or freeze them with "
+    "`requires_grad_(False)`",
     "coverage.without-state": "call `optimizer.load_state_dict` too",
     "coverage.left-out": "give all of them their gradients, or remove them from the optimizer",
     "coverage.copies": "copy the new weights into the model after each step",
@@ -118,7 +119,7 @@ EDITS: Mapping[str, str] = {
 
 EFFECTS: Mapping[str, str] = {
     "coverage.unheld": "they keep their initial weights: they never train",
-    "coverage.no-gradient": "they keep their initial weights: they never train",
+    "coverage.no-gradient": "the optimizer never changes them",
     "coverage.left-out": "their gradients are computed and never used",
     "coverage.copies": "the model that is evaluated and saved keeps its old weights",
     "coverage.without-state": "the first step after the resume has no momentum",
