@@ -110,8 +110,11 @@ def _rank(cause: Cause) -> float:
     return order.index("bug") + 0.5 if is_effect else order.index(cause.kind)
 
 
-def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -> str:
-    """The cause in a sentence. ``texts``: what a trainer with each known bug does."""
+def title(
+    cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str], explaining: Sequence[Finding] = ()
+) -> str:
+    """The cause in a sentence. ``texts``: what a trainer with each known bug does. ``explaining``: as from `telling`, of
+    the first case."""
     if cause.kind == "law":
         broken, on = next((law, some_ranks(law, case)) for case in cases if (law := law_of(cause, case)) is not None)
         return f"{f'{capitalized(on)}, the' if on else 'The'} trainer {fault_of(broken)}."
@@ -125,7 +128,7 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     if cause.key == CUT_SHORT:
         return "Killed while saving, the trainer cannot resume from an earlier checkpoint."
     headline = cases[0].headline
-    if crashed := _crashed(cases[0]):
+    if crashed := _crashed(cases[0], explaining):
         return crashed
     if cause.kind != "ending" or len(headline) <= _LONGEST:
         return headline
@@ -134,13 +137,15 @@ def title(cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str]) -
     return cut(first, _LONGEST)
 
 
-def _crashed(case: CaseRecord) -> str:
-    """At which statement the trainer crashes; "" if unknown, or for a `raise`, which has the trainer's own words."""
+def _crashed(case: CaseRecord, explaining: Sequence[Finding]) -> str:
+    """At which statement the trainer crashes, and the law that it breaks there; "" if unknown, or for a `raise`, which
+    has the trainer's own words."""
     reason = case.reason or Reason()
     kind, statement = reason.code.partition("raised ")[2], one_line("".join(reason.source[:1]).strip())
     if case.verdict != "CRASH" or not kind or not statement or statement.startswith("raise "):
         return ""
-    return f"The trainer crashes at `{cut(statement, _LONGEST // 2)}`: {kind}"
+    does = next((f"{fault_of(law)}, and " for law in explaining if law.where in (None, reason.where)), "")
+    return f"The trainer {does}crashes at `{cut(statement, _LONGEST // 2)}`: {kind}"
 
 
 def doing(name: str, texts: Mapping[str, str]) -> str:

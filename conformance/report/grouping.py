@@ -214,7 +214,7 @@ def _failure(
     failure = Failure(tuple(failed), "", cause, others)
     first = failure.example
     rest = sorted((case for case in failed if case is not first), key=_size)
-    return replace(failure, text=title(cause, [first, *rest], bugs))
+    return replace(failure, text=title(cause, [first, *rest], bugs, failure.findings))
 
 
 def reasons(results: Results) -> list[Alike]:

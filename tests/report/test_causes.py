@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from conformance.report.card import card_of
 from conformance.report.causes import Cause, causes, telling, title
 from conformance.results.plain import record
-from conformance.results.result_lines import CaseRecord
+from conformance.results.result_lines import CaseRecord, Finding, Reason
 
 from ..results import synthetic
 from ..results.regression import Case
@@ -399,6 +400,18 @@ def test_the_title_of_a_crash_has_its_call_and_the_card_its_message() -> None:
     assert card.headline == "The trainer crashes at `model.load(path)  # resumed`: OSError (train.py:60)"
     assert card.facts == (("observed", "Rank 1 raised OSError: no such file (train.py:60)"), ("note", "it is odd"))
     assert not any("model.load" in part.text for part in card.parts())
+
+
+@pytest.mark.parametrize(("where", "is_told"), [(None, True), ("train.py:60", True), ("train.py:9", False)])
+def test_the_title_of_a_crash_has_the_law_that_it_breaks_there(where: str | None, is_told: bool) -> None:
+    reason = Reason("raised RuntimeError", "train.py:60", ("scaler.unscale_(optimizer)",))
+    crashed = wrong(verdict="CRASH", headline="rank 0 raised RuntimeError: twice", first_difference=None)
+    law = Finding("amp/unscale-once", "MUST", "It MUST.", "", "", "", "", 1, (0,), where=where)
+    crashed = replace(crashed, reason=reason, findings=(law,))
+    [(cause, _)] = [one for one in causes([crashed]) if one[0].kind == "ending"]
+    told = title(cause, [crashed], TEXTS, telling(cause, crashed))
+    assert told.endswith("crashes at `scaler.unscale_(optimizer)`: RuntimeError")
+    assert told.startswith("The trainer crashes") == (not is_told)
 
 
 def test_the_title_of_a_crash_is_no_story() -> None:
