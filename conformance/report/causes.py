@@ -113,8 +113,8 @@ def _rank(cause: Cause) -> float:
 def title(
     cause: Cause, cases: Sequence[CaseRecord], texts: Mapping[str, str], explaining: Sequence[Finding] = ()
 ) -> str:
-    """The cause in a sentence. ``texts``: what a trainer with each known bug does. ``explaining``: as from `telling`, of
-    the first case."""
+    """The cause in a sentence. ``texts``: what a trainer with each known bug does. ``explaining``: the broken laws that
+    explain the first case, as from `telling`."""
     if cause.kind == "law":
         broken, on = next((law, some_ranks(law, case)) for case in cases if (law := law_of(cause, case)) is not None)
         return f"{f'{capitalized(on)}, the' if on else 'The'} trainer {fault_of(broken)}."

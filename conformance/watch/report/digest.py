@@ -61,7 +61,8 @@ def headline(of: Outcome, findings: Findings) -> str:
         judged = f"{of_steps(of.proven, every, findings.ranks)} used the correct gradients."
         if asked := open_cards(of.rows, findings):
             first = asked[0].headline
-            return f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}: {first}. Is this intended? {judged}"
+            questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
+            return f"{questions}: {first}. Is this intended? {judged}"
         return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
