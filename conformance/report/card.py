@@ -215,7 +215,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
     known = _known_lines(example, law)
-    edit = edit_of(_edits(law, text, bugs, is_known=is_known) or _named(of_error, known), known)
+    edit = edit_of(_edits(law, text, bugs, cause, is_known=is_known) or _named(of_error, known), known)
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
     if edit is not None and role != RAISED:
         first = own_place(example, looked[0][1]) if looked else None
@@ -280,10 +280,15 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     return {call: place for call, place in places.items() if place is not None}
 
 
-def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], *, is_known: bool) -> str:
-    """The data of the edit: of the law, or of the known bugs if they agree."""
+_OF_GUARDS = {"resumes at another place in the data": "find the restored place in the data from load"}
+
+
+def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, *, is_known: bool) -> str:
+    """The data of the edit: of the law, of the guard, or of the known bugs if they agree."""
     if law is not None and text is not None and not is_known:
         return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
+    if cause.key in _OF_GUARDS:
+        return _OF_GUARDS[cause.key]
     edits = {fault.name: fault.edit for fault in CATALOGUE}
     found = {edits.get(name, "") for one in bugs for name in _names(one)}
     return found.pop() if len(found) == 1 else ""

@@ -127,9 +127,9 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
         windows = _windows(after) if after else []
         if not before or not after or not windows:
             continue
-        stopped = f"rank {rank.number} was stopped before window {stop}, and"
+        resumed = "after the resume, " + (f"rank {rank.number}" if max(case.world_sizes) > 1 else "the trainer")
         if in_first_epoch(case, [rank]):
-            return Lost(f"{stopped} resumed in the order of epoch 0", "save the epoch too, and call `set_epoch`")
+            return Lost(f"{resumed} reads the data in the order of epoch 0", "save the epoch too, and call `set_epoch`")
         if inside and stop in {attempt.window for attempt in before.attempts} and windows[0] != stop:
             return Lost(
                 f"rank {rank.number} was stopped inside window {stop}, stepped it after {inside} of "
@@ -139,7 +139,9 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
             )
         if windows[0] != stop:
             advice = "save the number of trained windows, and skip exactly these after the resume"
-            return Lost(f"{stopped} resumed with window {windows[0]}", advice)
+            first, last = min(stop, windows[0]), max(stop, windows[0]) - 1
+            which = f"window {first}" if first == last else f"windows {first} to {last}"
+            return Lost(f"{resumed} {f'skips {which}' if windows[0] > stop else f'repeats {which}'}", advice)
         if inside and stop not in {one.window for one in after.attempts}:
             return Lost(
                 f"rank {rank.number} was stopped inside window {stop}, and no step ends it after the resume: a new "

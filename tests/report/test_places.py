@@ -9,7 +9,17 @@ import pytest
 
 from conformance.report.card import Card, cards
 from conformance.results import Results
-from conformance.results.result_lines import CaseRecord, Finding, FirstDifference, Lines, Moment, Reason, Step, Timeline
+from conformance.results.result_lines import (
+    CaseRecord,
+    Finding,
+    FirstDifference,
+    Guard,
+    Lines,
+    Moment,
+    Reason,
+    Step,
+    Timeline,
+)
 
 BROKEN = Finding("amp/unscale-before-clip", "MUST", "It MUST.", "", "", "", "", 1, (0,), where="train.py:31")
 PARTED = replace(BROKEN, law="ddp/identical-weights", where="train.py:98")
@@ -31,6 +41,7 @@ GRADIENT = {
         )
     ),
 }
+ELSEWHERE = Guard("", False, "", "", "resumes at another place in the data")
 RESUMED = {
     "first_difference": WRONG,
     "steps": STEPS,
@@ -63,6 +74,7 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
             RESUMED | {"saved_at": Lines("train.py:90")},
             [("resumes at", 42), ("saves at", 90), ("seen at", 75), ("schedule", 79)],
         ),
+        (RESUMED | {"guards": (ELSEWHERE,)}, [("from", 42), ("seen at", 75)]),
         (RESUMED | {"read_at": None}, [("seen at", 75), ("schedule", 79)]),
         # Its numbers were wrong before the stop.
         (RESUMED | {"resumed_at": 5}, [("seen at", 75), ("schedule", 79)]),

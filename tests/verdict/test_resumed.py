@@ -64,7 +64,7 @@ def test_a_window_that_is_lost_before_the_stop_is_no_mistake_of_the_adapter(foll
 
 def test_another_place_in_the_data(follow):
     judgement = follow("single-acc2-fp32-momentum-resumed-at-3", WindowLeftOut).expect(
-        "FAIL (numerics)", "rank 0 was stopped before window 3, and resumed with window 4"
+        "FAIL (numerics)", "after the resume, the trainer skips window 3"
     )
     assert judgement.suspects.explained_by == ("window-left-out",)
     assert {*broken(judgement)} == {POSITION}
@@ -270,7 +270,7 @@ def test_ranks_that_wait_for_each_other_since_one_lost_its_place(follow):
     run.remove(*(event for event in second_life(run, 1) if event["window"] == 3))
     del run.ranks[1][-1]
     judgement = run.expect("HANG", rank1_finished=False, timed_out=True, rank1_exit="killed")
-    assert "rank 1 was stopped before window 3, and resumed with window 4" in judgement.notes[0]
+    assert "after the resume, rank 1 skips window 3" in judgement.notes[0]
 
 
 def fails(run):
@@ -307,7 +307,7 @@ def test_what_came_before_a_resume_that_fails(follow, how, altered, text):
     run.expect("CRASH", f"rank 0 raised ValueError: no file{text}", **fails(run), altered=altered)
     assert follow(name).judged(altered=altered).verdict == "PASS (exact)"
     judgement = follow(name, WindowLeftOut).judged(altered=altered)
-    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    assert judgement.headline.startswith("after the resume, the trainer skips window 3")
     assert text in judgement.headline
 
 
@@ -366,7 +366,7 @@ def test_the_first_of_two_runs_from_one_checkpoint_is_judged_too(follow):
     right, wrong = follow(name), follow(name, WindowLeftOut)
     assert judge(right.case, replace(right.outcome(), earlier=right.outcome())).verdict == "PASS (exact)"
     judgement = judge(right.case, replace(right.outcome(), earlier=wrong.outcome()))
-    assert judgement.headline.startswith("rank 0 was stopped before window 3, and resumed with window 4")
+    assert judgement.headline.startswith("after the resume, the trainer skips window 3")
     assert judgement.notes[-1].endswith("this is the first resume")
 
 
@@ -450,7 +450,7 @@ def test_the_ranks_of_the_stop_are_named(follow, name, fault):
 def test_windows_that_other_ranks_train_again_are_no_ones_else(follow):
     """Their shares are others than before the stop."""
     judgement = follow(FEWER, FAULTS["window-read-again"].textbook).judged()
-    assert judgement.headline.startswith("rank 0 was stopped before window 4, and resumed with window 3")
+    assert judgement.headline.startswith("after the resume, rank 0 repeats window 3")
     assert "training was stopped on 3 ranks, and resumed on 2" in judgement.headline
 
 
