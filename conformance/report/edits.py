@@ -110,6 +110,10 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     if call is None:
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     if _is_there(call, at, side):
+        if side == "below" and len(_indent(call)) < len(_indent(at)) and (condition := condition_of(at)) is not None:
+            # The call is made also where the other one is not.
+            code = _diff(at, side, call.own.strip(), call)
+            return Edit(call, "at", f"indent {{{call.at}}} under the `if` in {{{condition.at}}}", code)
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
     if _follows(call, at, side) and (condition := condition_of(call)) is not None:
         # A call in the correct order that is not always made.
@@ -147,6 +151,10 @@ def _is_there(call: Place, at: Place, side: str) -> bool:
     return file == other and int(two) - int(one) in (0, 1 if side == "above" else -1)
 
 
+def _indent(place: Place) -> str:
+    return place.own[: len(place.own) - len(place.own.lstrip())]
+
+
 def _follows(call: Place, at: Place, side: str) -> bool:
     """Whether a call is on this side of the other one in its file."""
     (file, one), (other, two) = (place.at.rsplit(":", 1) for place in (call, at))
@@ -168,12 +176,11 @@ def _diff(at: Place, side: str, new: str, moved: Place | None = None) -> str:
     """The lines around both places, with the new one at its side of the first, indented like it."""
     if not at.own or not new:
         return (moved.code if moved else "") or at.code
-    space = at.own[: len(at.own) - len(at.own.lstrip())]
     before = at.number - (side == "above")
     is_one_file = moved is not None and moved.at.rpartition(":")[0] == at.at.rpartition(":")[0]
     near = (moved.near() if moved and is_one_file else {}) | at.near()
     gone = {moved.number} if moved and is_one_file else set[int]()
-    return "\n".join(_rows(near, gone, {before: [space + new]}))
+    return "\n".join(_rows(near, gone, {before: [_indent(at) + new]}))
 
 
 def _rows(near: Mapping[int, str], gone: set[int], new: Mapping[int, list[str]]) -> Iterator[str]:

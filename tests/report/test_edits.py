@@ -165,6 +165,19 @@ def test_a_name_in_the_recorded_lines_locates_the_edit(tmp_path: Path) -> None:
     assert edit.code.splitlines()[0] == "> 1 | with no_sync():" and "5 |     out.sum()" in edit.code
 
 
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [("if is_last:", "indent line 4 under the `if` in line 2"), ("with scope:", "change line 4")],
+)
+def test_a_call_behind_the_condition_of_the_other_one_is_indented(tmp_path: Path, header: str, said: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"for batch in data:\n    {header}\n        optimizer.step()\n    optimizer.zero_grad()\n")
+    known = {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in (("step", 3), ("it", 4))}
+    edit = edit_of("it below step; change it", known)
+    assert edit is not None and edit.said("a.py") == said
+    assert edit.is_whole == ("+   |     optimizer.zero_grad()\n- 4 |" in edit.code) == header.startswith("if")
+
+
 def test_records_with_one_neighbour_on_each_side_are_read() -> None:
     old = Place("at", "a.py:41", "step()\nclip(p)\nzero()")
     assert old.numbered == {40: "step()", 41: "clip(p)", 42: "zero()"}
