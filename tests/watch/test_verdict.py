@@ -59,7 +59,7 @@ def test_all_rows_count_the_same_steps_and_say_why_some_are_left_out():
     said_of = texts(found)
     assert said_of["ranks"].startswith("6 of 8 steps (4 on each rank); 2 with infinite or NaN gradients: ")
     assert said_of["clipping"].startswith("4 of 4 steps: ")
-    assert said_of["denominator"].startswith("seen in 2 steps: ")
+    assert said_of["denominator"].startswith("checked in 2 of 4 steps: ")
     assert said_of["schedule"].startswith("4 schedule steps: ")
 
 

@@ -80,8 +80,10 @@ def counted(row: Row, findings: Findings) -> str:
     every = findings.steps + findings.idle.total()
     if unit != "step" or not count:
         return plural(count, unit) if count else ""
-    is_all = count * row.ranks == every
-    return of_steps(every, every, row.ranks) if is_all else f"seen in {plural(count, unit)}"
+    if count * row.ranks == every:
+        return of_steps(every, every, row.ranks)
+    is_part = not every % row.ranks and count * row.ranks < every
+    return f"checked in {f'{count} of ' if is_part else ''}{plural(every // row.ranks if is_part else count, unit)}"
 
 
 def open_facts(row: Row, findings: Findings) -> list[str]:
