@@ -121,7 +121,7 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
 
 def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
     """Whether a rank resumed with a wrong window; None if all that resumed did so with the next one."""
-    stop, inside = case.resumed_at, case.resumed_inside
+    stop, inside = case.resumed_at or 0, case.resumed_inside
     for rank in ranks:
         before, after = rank.lives or (None, None)
         windows = _windows(after) if after else []
