@@ -14,16 +14,18 @@ broken = partial(broken_of, {"amp"})
 OVERFLOWED = {"gradients": ["inf", 1.0]}
 
 
-def scaled_by_hand(*scales, interval=1, asked=("loss scaling",)):
+def scaled_by_hand(*scales, interval=1, asked=("loss scaling",), precision="fp16"):
     """A run whose windows have these loss scales by hand, and a growth interval; all windows step."""
     bodies = []
     for number, scale in enumerate(scales):
         rows, outputs = [2 * number, 2 * number + 1], [1.5 + 2 * number, 2.5 + 2 * number]
         residuals = [output - 2 * (row + 1.0) for output, row in zip(outputs, rows, strict=True)]
         seen = {"outputs": [outputs], "output_gradients": [[scale * residual for residual in residuals]]}
-        bodies.append([forward(number, rows=rows, computes="float16"), backward(**seen), step(), event("zero_grad")])
-    scaler = {"init_scale": scales[0], "growth_interval": interval, "growth_factor": 2.0, "backoff_factor": 0.5}
-    return a_run([bodies, event("finished", asked=[*asked])], precision="fp16", scaler=scaler)
+        computes = "float16" if precision == "fp16" else "float32"
+        bodies.append([forward(number, rows=rows, computes=computes), backward(**seen), step(), event("zero_grad")])
+    settings = {"init_scale": scales[0], "growth_interval": interval, "growth_factor": 2.0, "backoff_factor": 0.5}
+    scaler = settings if precision == "fp16" else None
+    return a_run([bodies, event("finished", asked=[*asked])], precision=precision, scaler=scaler)
 
 
 #: By law: runs that break only this law.
@@ -138,6 +140,7 @@ ALLOWED = {
     ),
     "a scale by hand that grows as set": lambda: scaled_by_hand(128.0, 256.0),
     "a scale by hand by another rule": lambda: scaled_by_hand(128.0, 128.0, asked=()),
+    "a scale by hand without loss scaling": lambda: scaled_by_hand(1.0, 1.0, precision="fp32"),
     "weights averaged around a skip": lambda: two_ranks(
         [
             [event("start"), scaled(0), by_hand(), skipped(weights=[1.0, 0.5])],

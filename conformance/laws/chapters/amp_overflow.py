@@ -337,7 +337,8 @@ def scale_as_set(window: Window) -> Outcome:
     rank, (first, *_) = window.rank, window.rank.windows
     asked = next((event.asked for event in rank.of(trace.Finished)), None)
     by_hand = not (rank.steps_by_hand or rank.has((trace.Update, trace.LossScaled, trace.ScaleLossEnter)))
-    if "loss scaling" not in (asked or ()) or not by_hand or first.number or first is window:
+    is_asked = "loss scaling" in (asked or ()) and window.plan.precision.scaled
+    if not is_asked or not by_hand or first.number or first is window:
         return None
     spec = window.plan.spec["scaler"]
     factors = Fraction(spec["growth_factor"]), Fraction(spec["backoff_factor"])

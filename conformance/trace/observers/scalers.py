@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def _scalers(recording: Recording) -> Seams:
                 found_inf=_found_inf(scaler, optimizer),
             )
         if not recording.is_inside("scaler.step"):
-            unscaled[id(scaler)] = optimizer, recording.steps
+            unscaled[id(scaler)].append((optimizer, recording.steps))
         return result
 
     def step(original: Original, scaler: Scaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -69,9 +70,9 @@ def _scalers(recording: Recording) -> Seams:
 
     def update(original: Original, scaler: Scaler, *args: Any, **kwargs: Any) -> Any:
         before = number(scaler.get_scale())
-        # The trainer has skipped the step by hand, after it found an overflow in the unscaled gradients.
-        optimizer, steps = unscaled.pop(id(scaler), (None, 0))
-        if optimizer is not None and steps == recording.steps and _found_inf(scaler, optimizer):
+        # The trainer has skipped these steps by hand, after it found an overflow in the unscaled gradients.
+        skipped = [optimizer for optimizer, steps in unscaled.pop(id(scaler), ()) if steps == recording.steps]
+        for optimizer in skipped if any(_found_inf(scaler, one) for one in skipped) else ():
             note_skip(recording, optimizer, before)
         result = original(scaler, *args, **kwargs)
         recording.note(
@@ -84,8 +85,8 @@ def _scalers(recording: Recording) -> Seams:
         )
         return result
 
-    # For each scaler: the optimizer unscaled last, and the number of steps until then.
-    unscaled: dict[int, tuple[Optimizer, int]] = {}
+    # For each scaler: the optimizers unscaled since its last step or update, with the number of steps until then.
+    unscaled = defaultdict[int, list[tuple[Optimizer, int]]](list)
     yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})
 
 
