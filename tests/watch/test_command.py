@@ -81,7 +81,7 @@ def test_it_watches_as_many_steps_as_asked(folder, options, steps, judged):
 def test_stop_ends_the_script_at_the_first_violation(folder):
     done = ended(folder, sys.executable, "scripts/train.py", options=("--stop",), STEPS="100000", PAUSE="0.05")
     assert done.returncode == 1
-    assert "laws/watch/cleared.html" in done.stdout
+    assert "conformance explain watch/cleared" in done.stdout
     assert "done" not in done.stdout
     assert "ended at the first violation (--stop)" in done.stderr
 
