@@ -272,6 +272,29 @@ def test_passes_are_cleared_before_the_steps_of_one_of_several_optimizers(loses,
     assert laws(script.findings()) == expected
 
 
+@pytest.mark.parametrize(("is_used", "expected"), [(False, ("clearing.part", 4)), (True, None)])
+def test_a_pass_is_cleared_for_some_parameters(is_used, expected):
+    """is_used: another optimizer has stepped on that pass before, such as that of a generator."""
+    script = Script(ranks=1)
+    script.each(records.Parameter(90, [6, 5], "float32", 1, "q"))
+    script.each(records.Optimizer(1, "SGD", [90]))
+    for _ in range(4):
+        [first] = script.backward()
+        other = first[:1]
+        script.each(records.Local(script.backwards, [90], [90], "float32", sketches(other)))
+        if is_used:
+            script.each(stepped([90], other, other, optimizer=1))
+        script.each(records.Cleared(script.numbers, script.versions, OTHER_LINE))
+        script.step(script.backward())
+        if not is_used:
+            script.each(stepped([90], other, other, optimizer=1))
+        script.clear()
+    findings = script.findings()
+    assert laws(findings) == set()
+    fact = findings.open.get("clearing.part")
+    assert (None if fact is None else (fact.says.code, fact.count)) == expected
+
+
 @pytest.mark.parametrize("used", [(), [torch.zeros(shape) for shape in SHAPES]])
 @pytest.mark.parametrize(
     ("computes", "site", "expected"),

@@ -472,9 +472,9 @@ def test_a_reason_replaces_the_finding_that_gradients_differ():
 class Parted(Script):
     """Ranks with parts of the last parameters, which start different, and replicas of the others."""
 
-    def __init__(self, exchanges=True, stages=False, parts=(4, 5), drift=0.0):
+    def __init__(self, exchanges=True, stages=False, parts=(4, 5), drift=0.0, losses=(None, None)):
         super().__init__()
-        self.parts, self.stages, self.moved = parts, stages, drift
+        self.parts, self.stages, self.moved, self.losses = parts, stages, drift, losses
         self.each(records.Named({str(number): f"m{number}.weight" for number in self.numbers}))
         if exchanges:
             self.each(records.Exchanged([]))
@@ -484,7 +484,7 @@ class Parted(Script):
         for step in range(times):
             computed = self.backward()
             for rank, stream in enumerate(self.streams):
-                stream[-2].calls = rank * self.stages
+                stream[-2].calls, stream[-2].value = rank * self.stages, self.losses[rank]
             both = total(computed)
             self.step([[use(n, own[n], both[n]) for n in self.numbers] for own in computed])
             for rank, stream in enumerate(self.streams):
@@ -505,6 +505,10 @@ PARTS = (4, 5)
         # One factor for parts and sums of replicas: one loss of all ranks, and hand-written clipping.
         ({"stages": True, "exchanges": False}, lambda n, own, both: own if n in PARTS else both, ([], [])),
         ({}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
+        # Parts that sum up the gradients of the ranks' losses, beside means of the replicas.
+        ({"losses": (2.0, 3.0)}, lambda n, own, both: own if n in PARTS else both / 2, ([], ["ranks.parts-summed"])),
+        ({"losses": (2.0, 3.0)}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
+        ({"losses": (2.0, 2.0)}, lambda n, own, both: own if n in PARTS else both / 2, ([], [])),
         # A part uses the gradient of another one.
         ({}, lambda n, own, both: both / 2, (["watch/own-gradient"], ["ranks.parts"])),
         # Wrong replicas and correct parts.

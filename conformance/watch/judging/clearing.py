@@ -79,7 +79,12 @@ class Discarded(Chapter):
             waiting = self._waiting[window.rank]
             before = [one for one in waiting if one.at <= window.at and one.parameters & held]
             self._waiting[window.rank] = [one for one in waiting if one not in before]
-            before = [one for one in before if one.backward.backward not in window.backwards]
+            parts = [one for one in before if one.is_part]
+            if is_known and window.backwards and parts:
+                lost = sorted({number for one in parts for number in one.parameters & held})
+                says = said("clearing.part", parameters=len(lost), names=window.named(lost))
+                self._findings.leave_open(says, 1, window.index, parts[0].site or parts[0].backward.site)
+            before = [one for one in before if not one.is_part and one.backward.backward not in window.backwards]
             window.lost = len(before)
             if is_known and window.backwards:
                 self._count(before, window)

@@ -89,6 +89,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.own": (Property.RANKS, "own"),
     "ranks.own-some": (Property.RANKS, "own"),
     "ranks.parts": (Property.RANKS, "weighted"),
+    "ranks.parts-summed": (Property.RANKS, "weighted"),
     "ranks.some": (Property.RANKS, "own"),
     "ranks.factor": (Property.RANKS, "weighted"),
     "ranks.weighted": (Property.RANKS, "weighted"),
@@ -186,4 +187,5 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "coverage.left-out": (Property.COVERAGE, "part"),
     "coverage.no-more-steps": (Property.COVERAGE, "part"),
     "clearing.discarded": (Property.CLEARING, "discarded"),
+    "clearing.part": (Property.CLEARING, "discarded"),
 }

@@ -24,7 +24,7 @@ from conformance.watch.judging.hypotheses import (
 )
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.system import System, system_of
-from conformance.watch.judging.targets import differs, is_of_all_ranks
+from conformance.watch.judging.targets import differs, is_of_all_ranks, losses_of
 from conformance.watch.judging.windows import Contribution, are_stages
 
 COARSE: Shown = (Property.RANKS, "too coarse to tell")
@@ -38,6 +38,10 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
     # Each part of a tensor or model has its own gradient, which does not concern the other parts.
     parts = case.parts
     if parts and (kappa := _of_parts(case)) is not None:
+        copies = {len(case.together.with_same(number, case.window.rank)) for number in parts}
+        if case.known(case.of_parts) is None and (losses := losses_of(case.together.here)) > max(copies):
+            says = said("ranks.parts-summed", losses=losses, **case.counted(parts))
+            findings.leave_open(says, case.steps, case.since, case.window.site)
         return _judge_factor(case, kappa, findings)
     if case.has_new and (factor := case.fits(case.all)) is not None:
         if not factor.is_known:

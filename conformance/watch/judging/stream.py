@@ -284,22 +284,25 @@ class Stream:
         moved: bool = False,
     ) -> None:
         """Clears parameters. but: a running backward pass, which may give a parameter gradients in parts."""
-        lost: set[int] = set()
-        for leaf in (self._leaves[number] for number in parameters):
+        lost: dict[int, set[int]] = defaultdict(set)
+        for number, leaf in ((number, self._leaves[number]) for number in parameters):
             if not leaf.new or leaf.new[-1].backward != but:
-                lost |= {one.backward for one in leaf.new if one.sample != UNREAD and one.is_finite}
+                for found in leaf.new:
+                    if found.sample != UNREAD and found.is_finite:
+                        lost[found.backward].add(number)
                 leaf.empty()
         still = {one.backward for leaf in self._leaves.values() for one in leaf.new} if lost else set()
-        for backward in sorted(lost - still):
-            one = self._passes.get(backward)
-            if one is not None and one.has_arrived and not one.is_done:
-                one.is_done = True
+        for backward in sorted(lost):
+            one, is_part = self._passes.get(backward), backward in still
+            if one is not None and one.has_arrived and not one.is_done and backward != but:
+                one.is_done = not is_part
                 # If the weights changed since, a hand-written update may have used the gradients; so may a step on
                 # gradients that the script assigned.
                 is_used = moved or backward <= self._by_hand or self._has_changed(parameters, one.record, versions)
                 if not is_used and not one.record.probe:
-                    steps, held = sum(self.steps.values()), frozenset(parameters)
-                    self.cleared.append(Cleared(self.began.rank, self._at, held, one.record, site, steps, one.rows))
+                    steps, held = sum(self.steps.values()), frozenset(lost[backward] if is_part else parameters)
+                    cleared = Cleared(self.began.rank, self._at, held, one.record, site, steps, one.rows, is_part)
+                    self.cleared.append(cleared)
 
     def _has_changed(self, parameters: list[int], backward: records.Backward, versions: records.Versions) -> bool:
         """Whether the weights of these parameters' optimizers changed since a backward pass."""

@@ -211,6 +211,17 @@ def _are_one(values: Sequence[float | None]) -> bool:
     return len(known) == len(values) and all(isclose(one, known[0], rel_tol=_ROUNDED) for one in known)
 
 
+def losses_of(windows: Collection[Window]) -> int:
+    """The number of different losses of the ranks in a step; 1 if they are unknown. Ranks that compute one model have
+    the same loss."""
+    found: list[list[float | None]] = []
+    for window in windows:
+        values = [one.value for one in window.passes]
+        if None not in values and not any(all(map(_are_one, zip_longest(values, other))) for other in found):
+            found.append(values)
+    return max(1, len(found))
+
+
 def is_mean_of_all(together: Together) -> bool:
     """Whether the sum over ranks is correct in this step: they have one loss, or the total weight is 1, as for sums
     over the number of all targets, or means over the number of ranks. Losses of several terms have no known weight, but

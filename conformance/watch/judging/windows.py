@@ -261,7 +261,7 @@ class Window:
 @dataclass
 class Cleared:
     """A backward pass whose gradients were cleared before any step used them. at: place of the clearing in the stream.
-    parameters: those cleared. fed: the input rows, if they are known."""
+    parameters: those cleared. fed: the input rows, if they are known. is_part: other parameters keep its gradients."""
 
     rank: int
     at: int
@@ -270,6 +270,7 @@ class Cleared:
     site: records.Site
     after_steps: int
     fed: tuple[int, ...] | None = None
+    is_part: bool = False
 
 
 class Key(NamedTuple):

@@ -61,6 +61,8 @@ WORDS: Mapping[str, str] = {
     "ranks.sum": "gradients are summed over {ranks:rank}: the update is {ranks}x of their mean",
     "ranks.own": "each rank uses only its own gradients",
     "ranks.own-some": "ranks update {parameters} of {all} parameters with different gradients: {names}",
+    "ranks.parts-summed": "{parameters} of {all} parameters have a part on each rank, whose gradients sum up "
+    "{losses:loss} and are not divided: {names}",
     "ranks.parts": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
     "ranks.some": "only some ranks have an optimizer ({type}) of these parameters",
     "ranks.factor": "the update is {factor:.4g}x of the mean gradient",
@@ -298,6 +300,7 @@ WORDS: Mapping[str, str] = {
     "coverage.of-no-step": "no step on any rank uses the gradients of {count} of {all:parameter}: {names}",
     "coverage.left-out": "no step uses the gradients of {count} of {all} parameters of the optimizer: {names}",
     "coverage.no-more-steps": "the optimizer stops after {steps:step}, with {passes:backward pass} still to come",
+    "clearing.part": "gradients of {parameters:parameter} were cleared before a step used that backward pass: {names}",
     "clearing.discarded": "{passes:backward pass} cleared before any step used them, in {windows} of {steps:step}",
     "held.replaced": "{count:parameter} got no gradient in {steps:step}, but as many in no optimizer did: {names}",
     "held.unfrozen": "{count:parameter} were unfrozen during training but belong to no optimizer: {names}",
