@@ -33,7 +33,7 @@ WRONG = {
         *(CASE, "FAIL (numerics)", "step 0, rank 0: the gradient of weight[0] is nan, expected "),
     ),
     "shape": (
-        "other = torch.nn.Linear(5, 2); torch.optim.SGD(other.parameters(), lr=1.0).step(); return",
+        "m = torch.nn.Linear(5, 2); m(torch.ones(5)).sum().backward(); torch.optim.SGD(m.parameters()).step(); return",
         *("", CASE, "SETUP"),
         "You trained another model than the task's",
     ),
