@@ -84,7 +84,12 @@ def _digest(data: bytes) -> bytes:
 def _write(file: Path, answer: bytes) -> None:
     """Another process may write the same file, or read it now."""
     with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as new:
-        new.write(_digest(answer) + answer)
+        try:
+            new.write(_digest(answer) + answer)
+            new.flush()
+        except OSError:
+            Path(new.name).unlink()
+            raise
     os.replace(new.name, file)
 
 

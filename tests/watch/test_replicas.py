@@ -1,12 +1,14 @@
 """Ranks that train one model or separate ones, partitioned parameters, and replicas that drift apart."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.findings import said
 from conformance.watch.judging.incoming import OF_PARAMETERS
+from conformance.watch.judging.targets import losses_of
 from conformance.watch.verdict import verdict
 
 from .scripts import LINE, SHAPES, Script, averaged, gradients, laws, shown, sketches, stepped, total, trained
@@ -524,6 +526,14 @@ PARTS = (4, 5)
 )
 def test_parts_and_replicas_are_judged_differently(options, use, expected):
     assert Parted(**options).run(use) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([[], [2.0]], 1), ([[None], [2.0]], 1), ([[2.0], [2.0 + 1e-9]], 1), ([[2.0], [3.0]], 2)]
+)
+def test_only_ranks_with_known_losses_have_one(values, expected):
+    windows = [SimpleNamespace(passes=[SimpleNamespace(value=value) for value in of_rank]) for of_rank in values]
+    assert losses_of(windows) == expected
 
 
 def test_weights_that_may_differ_on_purpose_are_a_separate_fact():

@@ -112,6 +112,25 @@ def test_a_cache_that_cannot_be_written_is_not_used(tmp_path, monkeypatch):
     assert answers.get(KEY, lambda: 5) == 5
 
 
+def test_a_full_disk_leaves_no_file(answers, monkeypatch):
+    class Full:
+        name = str(answers.folder / "new")
+
+        def __enter__(self):
+            Path(self.name).touch()
+            return self
+
+        def __exit__(self, *raised):
+            pass
+
+        def write(self, data):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept_answers.tempfile, "NamedTemporaryFile", lambda **options: Full())
+    assert answers.get(KEY, lambda: 5) == 5
+    assert not [*answers.folder.iterdir()]
+
+
 def test_a_folder_that_vanishes_is_no_error(answers):
     shutil.rmtree(answers.folder)
     assert answers.get(KEY, lambda: 5) == 5

@@ -217,7 +217,7 @@ def losses_of(windows: Collection[Window]) -> int:
     found: list[list[float | None]] = []
     for window in windows:
         values = [one.value for one in window.passes]
-        if None not in values and not any(all(map(_are_one, zip_longest(values, other))) for other in found):
+        if values and None not in values and not any(all(map(_are_one, zip_longest(values, other))) for other in found):
             found.append(values)
     return max(1, len(found))
 
