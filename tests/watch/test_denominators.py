@@ -15,7 +15,7 @@ from .scripts import LINE, Script, laws, sketches, total
 
 MEANS, SUM, DIVIDED = "watch/means-averaged", "micro-batches.sum", "micro-batches.divided"
 TWICE, TIMES = "micro-batches.divided-twice", "micro-batches.times-ranks"
-TOTAL, TOTALS = "micro-batches.total", "micro-batches.totals"
+TOTAL, TOTALS, CONSTANT = "micro-batches.total", "micro-batches.totals", "denominator.constant"
 LENGTH, OF_ALL, ONCE = "watch/window-length", "watch/mean-of-all", "watch/averaged-once"
 
 
@@ -281,7 +281,8 @@ RISING = [8, 9, 10, 11, 12, 13]
         ([8, 9, 10, 11, 12, 13], [7, 8, 9, 10, 11, 12], 0.5, [7 / 8, 12 / 13]),  # counts of the previous step
         (RISING, RISING, 0.5, None),
         ([2 * one for one in RISING], RISING, 1.0, None),  # of both ranks
-        ([32] * 6, RISING, 0.5, None),  # a constant of the script
+        ([32] * 6, RISING, 0.5, [8 / 32, 13 / 32]),  # a constant of the script
+        ([16] * 6, [8] * 6, 0.5, None),
         ([8] * 6, [8, 8, 12, 8, 8, 8], 0.5, [1.5]),  # some targets count twice
         ([8] * 6, [8, 8, 8, 8, 8, 4], 0.5, [0.5]),
     ],
@@ -289,8 +290,22 @@ RISING = [8, 9, 10, 11, 12, 13]
 def test_sums_whose_divisor_is_not_the_number_of_targets(divisors, counts, times, expected):
     found = judged(sums(divisors, counts), ranks=2, times=times)
     assert not found.causes
-    said = [one.says for code, one in found.open.items() if code in (TOTAL, TOTALS)]
+    said = [one.says for code, one in found.open.items() if code in (TOTAL, TOTALS, CONSTANT)]
     assert [[*one.values.values()] for one in said] == ([pytest.approx(expected)] if expected else [])
+
+
+@pytest.mark.parametrize(("counts", "expected"), [((10, 12, 14, 16), None), ((12, 15, 18, 20), [14 / 18, 10 / 12])])
+def test_means_that_a_factor_weighs_by_their_targets_are_sums(counts, expected):
+    """counts: what each window divides by."""
+    targets = [(4, 6), (5, 7), (6, 8), (7, 9)]
+    windows = [
+        [{"targets": one, "factors": [one / count]} for one in own] for own, count in zip(targets, counts, strict=True)
+    ]
+    found = judged(windows, ranks=2)
+    assert not found.causes
+    said = [[*one.says.values.values()] for one in found.open.values()]
+    assert said == ([pytest.approx(expected)] if expected else [])
+    assert found.seen[Property.DENOMINATOR] == len(windows)
 
 
 def shuffled(window, place):

@@ -78,9 +78,9 @@ class Losses(Chapter):
         # A made-up batch counts as 0.
         passes = [one for one in passes_of(together.here) if factor_of(one)]
         total = total_of(together, together.here)
-        are_sums = all(one.summed for one in passes) and len(kinds(together.here)) == 1
-        if total is not None and are_sums and not together.is_joined:
-            self._sums[together.here[0].optimizer].take(total, 1 / factor_of(passes[0]))
+        are_sums = all(one.summed for one in passes) or _are_weighted_by_targets(passes)
+        if total is not None and are_sums and len(kinds(together.here)) == 1 and not together.is_joined:
+            self._sums[together.here[0].optimizer].take(total, 1 / of_one_target(passes[0]))
 
     def _judge_joined(self, together: Together) -> None:
         """Judges the factor with which ranks make up for those without data: once the average, or the loss, has it, the
@@ -121,11 +121,14 @@ class Losses(Chapter):
         self._means.finish()
         for sums in self._sums.values():
             if sums.are_open:
-                self._findings.leave_open(_total(sums.least, sums.most), sums.off)
+                self._findings.leave_open(_total(sums.least, sums.most), sums.off * self._ranks)
+            elif sums.off and not sums.are_even:
+                self._findings.leave_open(said("denominator.constant", least=sums.least, most=sums.most), sums.off)
         for counts in self._times_ranks.values():
             # A weight that varies is a part of the loss, and may equal the ranks by chance.
             if counts[True] and not counts[False]:
-                self._findings.leave_open(said("micro-batches.times-ranks", ranks=self._ranks), counts[True])
+                says = said("micro-batches.times-ranks", ranks=self._ranks)
+                self._findings.leave_open(says, counts[True] * self._ranks)
         # The script may have used cleared passes in other ways.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
         for (_, rank), of in self._lengths.items():
@@ -220,6 +223,13 @@ def _numbers_besides_targets(backward: records.Backward) -> int:
     return len(left)
 
 
+def _are_weighted_by_targets(passes: Sequence[records.Backward]) -> bool:
+    """Whether means over different numbers of targets have a factor that gives each target the same weight: then they
+    are sums with a divisor."""
+    counts, weights = {one.targets for one in passes}, [of_one_target(one) for one in passes]
+    return len(counts) > 1 and all(map(is_mean, passes)) and min(weights) > 0 and are_alike(weights)
+
+
 def _train_the_same(here: list[Window]) -> bool:
     """Whether the backward passes of all ranks reach the same parameters."""
     return len({frozenset(number for number, of in window.new.items() if of) for window in here}) == 1
@@ -256,6 +266,11 @@ class _Sums:
             self.off += 1
             self.least, self.most = min(self.least, total), max(self.most, total)
             self.divisors |= {divisor} if len(self.divisors) < _SEVERAL else set()
+
+    @property
+    def are_even(self) -> bool:
+        """Whether all steps have the same weight."""
+        return self.off == self.steps and near(self.least, self.most)
 
     @property
     def are_open(self) -> bool:

@@ -138,8 +138,8 @@ def _counts_alike(window: Window) -> bool:
 
 
 def _times(windows: Sequence[Window]) -> float:
-    """How much more a target of one mean weighs than one of another, if the means of micro-batches, or of ranks, count
-    equally; 0 if that is not known."""
+    """How much more a target of one loss weighs than one of another; 0 if that is not known. Losses that count equally,
+    each micro-batch or each rank, are means of one loss; others may be of several."""
     by_rank = [[one for one in window.passes if factor_of(one)] for window in windows]
     passes = [one for of_rank in by_rank for one in of_rank]
     are_known = all(targets_of(one) and not one.of_any and not one.is_hidden for one in passes)
@@ -150,7 +150,8 @@ def _times(windows: Sequence[Window]) -> float:
     totals = [[abs(of_one_target(one)) * targets_of(one) for one in of_rank] for of_rank in by_rank]
     are_means = are_alike([*chain(*totals)])
     are_means_of_ranks = all(map(are_alike, weights)) and are_alike([*map(sum, totals)])
-    return max(chain(*weights)) / min(chain(*weights)) if are_means or are_means_of_ranks else 0.0
+    are_known = are_means or are_means_of_ranks or are_alike([*chain(*weights)])
+    return max(chain(*weights)) / min(chain(*weights)) if are_known else 0.0
 
 
 def _shape(by_rank: Sequence[Sequence[int]]) -> str:

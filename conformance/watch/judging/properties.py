@@ -43,6 +43,7 @@ VALUES: Mapping[Property, Mapping[str, str]] = {
     Property.DENOMINATOR: {
         "targets": "each target of a step has the same weight, on all ranks and in all micro-batches",
         "means": "means of ranks or micro-batches count the same, whatever their number of targets",
+        "constant": "sums are divided by a constant, whatever their number of targets",
     },
     Property.CLEARING: {
         "each-step": "a step uses all gradients of its own window and no others",
@@ -175,6 +176,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.times-ranks": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.uneven": (Property.MICRO_BATCHES, "weighted"),
     "denominator.apart": (Property.DENOMINATOR, "means"),
+    "denominator.constant": (Property.DENOMINATOR, "constant"),
     "micro-batches.total": (Property.MICRO_BATCHES, "weighted"),
     "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
     # Coverage and discarded gradients.

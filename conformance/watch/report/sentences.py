@@ -288,6 +288,8 @@ WORDS: Mapping[str, str] = {
     "window",
     "denominator.apart": "means over different numbers of targets count the same: a target weighs up to {times}x of "
     "another",
+    "denominator.constant": "sums are divided by a constant: the weights of a step's targets add up to {least} to "
+    "{most} instead of 1",
     "micro-batches.target-weighs": "a target weighs up to {times}x of another in the update",
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
