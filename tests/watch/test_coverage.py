@@ -45,6 +45,12 @@ def with_unused(model):
     return [*model.parameters(), nn.Parameter(torch.ones(2))]
 
 
+def of_an_old_layer(model):
+    held = [*model.parameters()]
+    model[2] = nn.Linear(model[2].in_features, model[2].out_features + 1)
+    return held
+
+
 def behind_a_zero(model):
     """As LoRA with its second factor frozen, which starts as zeros."""
     nn.init.zeros_(model[2].weight)
@@ -106,6 +112,10 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
         (steps, {}),
         (HEAD, {"coverage.unheld": {"count": 2}}),
         (partial(steps, held=with_unused), {"coverage.no-gradient": {"count": 1, "all": 5}}),
+        (
+            partial(steps, held=of_an_old_layer),
+            {"coverage.outdated": {"count": 2, "idle": 2, "names": ["2.bias", "2.weight"]}},
+        ),
         (partial(steps, held=behind_a_zero), {"coverage.zero-gradient": {"count": 2, "all": 2, "step": 20}}),
         (partial(steps, takes_away), {"coverage.left-out": {"count": 1, "all": 4, "names": ["0.weight"]}}),
         (partial(steps, partial(takes_away, until=10)), {}),

@@ -73,6 +73,17 @@ def test_a_count_has_a_whole_to_compare_with(steps, count, extent):
     assert ("observed", f"{extent}, on rank 0") in card.facts
 
 
+@pytest.mark.parametrize(
+    ("optimizers", "does"), [({0: ("train.py", 3)}, "indent line 4 under the `if` in line 2"), ({}, "change line 4")]
+)
+def test_an_edit_without_a_scene_names_the_step_of_the_only_optimizer(optimizers, does):
+    source = "loss.backward()\nif is_last:\n    optimizer.step()\noptimizer.zero_grad()"
+    findings = Findings(sources={("train.py", line): ("train.py", source) for line in (3, 4)}, steps_at=optimizers)
+    findings.add(Finding("watch/used", said("used.cleared-before"), 0, (0,), ("train.py", 4)))
+    [card] = cards([*findings.causes.values()], findings, "")
+    assert card.edit.said("train.py") == does
+
+
 def test_the_first_wrong_window_is_beside_a_right_one(findings):
     [card] = cards_of(findings)
     assert (card.good.timeline.window, card.bad.timeline.window) == (0, 1)

@@ -109,6 +109,7 @@ class Coverage(OneRank):
     def see(self, window: Window) -> None:
         of, step = self._of[window.optimizer], window.step
         if step is not None:
+            self._findings.steps_at[window.optimizer] = window.site
             is_early = of.first is None and not step.used and not window.is_computed
             of.sites |= {str(window.site)} if is_early or of.sites else set()
             of.first = of.first or window.site
@@ -125,10 +126,12 @@ class Coverage(OneRank):
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
         used = set[int]().union(*(one.last_used.keys() for one in end.streams.values()))
+        of_others = _held(one for one in end.streams.values() if one is not stream) - _held([stream])
+        unheld = _names(stream.unheld, of_others)
         for optimizer, held in [*stream.held.items()]:
             self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
             self._judge_replaced(rank, stream, optimizer)
-            self._open_idle(stream, optimizer)
+            unheld = self._open_idle(stream, optimizer, unheld)
         known = set[int]().union(*stream.held.values())
         for optimizer, of in [*self._of.items()]:
             added, steps = stream.added_to_infinite(of.made), stream.steps.get(optimizer, 0)
@@ -144,10 +147,12 @@ class Coverage(OneRank):
                 known |= of.made
         # Of an optimizer that never steps because others step its parameters.
         self._open("coverage.of-no-step", stream, stream.ever - used - known, None)
-        if stream.unheld is not None:
+        if stream.unheld is not None and (unfrozen := stream.unheld.unfrozen):
+            self._stays(rank, said("held.unfrozen", count=len(unfrozen), names=unfrozen))
+        if unheld:
             trained = set[int]().union(*stream.held.values()) & stream.last_used.keys()
-            of_others = _held(one for one in end.streams.values() if one is not stream) - _held([stream])
-            self._judge_unheld(rank, stream.unheld, len(trained), of_others)
+            says = said("coverage.unheld", count=len(unheld), all=len(unheld) + len(trained), names=unheld)
+            self._findings.leave_open(says, len(unheld), site=self._first)
         if end.is_whole:
             self._open_behind(stream)
             self._judge_detached(rank, stream)
@@ -179,16 +184,6 @@ class Coverage(OneRank):
                 says = said("coverage.copies", count=len(names), names=names)
                 self._findings.leave_open(says, len(names), site=of.first)
 
-    def _judge_unheld(self, rank: int, unheld: records.Unheld, trained: int, of_others: Set[_Named]) -> None:
-        """Reports parameters that were unfrozen for good but are in no optimizer. Others may be frozen on purpose.
-        trained: the number of parameters with gradients in an optimizer. of_others: stepped only by other ranks."""
-        if unheld.unfrozen:
-            self._stays(rank, said("held.unfrozen", count=len(unheld.unfrozen), names=unheld.unfrozen))
-        left = zip(unheld.names, map(tuple, unheld.shapes), strict=True)
-        if names := [name for name, shape in left if (name, shape) not in of_others]:
-            says = said("coverage.unheld", count=len(names), all=len(unheld.names) + trained, names=names)
-            self._findings.leave_open(says, len(names), site=self._first)
-
     def _judge_replaced(self, rank: int, stream: Stream, optimizer: int) -> None:
         """Reports an optimizer whose parameters get no gradients while equal numbers of the same shapes, in no
         optimizer, do: all its parameters from some step on, or some of them in every step. Parameters that already got
@@ -205,17 +200,26 @@ class Coverage(OneRank):
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, last or None, optimizer)
 
-    def _open_idle(self, stream: Stream, optimizer: int) -> None:
-        """Leaves open parameters of an optimizer that have no gradients at its steps."""
+    def _open_idle(self, stream: Stream, optimizer: int, unheld: list[str]) -> list[str]:
+        """Leaves open parameters of an optimizer that have no gradients at its steps. unheld: the names of those with
+        gradients that are in no optimizer; returns those that remain to be told. Where no model that ran has the idle
+        ones, these have taken their place."""
         held = stream.held[optimizer]
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
-        self._open("coverage.no-gradient", stream, unused - stream.ever, optimizer)
+        idle = unused - stream.ever
+        is_outdated = bool(idle and unheld) and all(stream.parameters[number].name is None for number in idle)
+        if is_outdated:
+            says = said("coverage.outdated", count=len(unheld), names=unheld, idle=len(idle))
+            self._findings.leave_open(says, len(unheld), site=self._of[optimizer].at)
+        else:
+            self._open("coverage.no-gradient", stream, idle, optimizer)
         self._open("coverage.left-out", stream, unused & stream.ever - elsewhere, optimizer)
         of = self._of[optimizer]
         zeros = {number for number, times in of.zeros.items() if times >= _OFTEN and number not in of.moved}
         self._open("coverage.zero-gradient", stream, zeros, optimizer, min((of.zeros[one] for one in zeros), default=0))
+        return [] if is_outdated else unheld
 
     def _open(self, code: str, stream: Stream, some: Set[int], optimizer: int | None, step: int | None = None) -> None:
         if some:
@@ -251,6 +255,12 @@ def _held(streams: Iterable[Stream]) -> set[_Named]:
     """The parameters of these ranks' optimizers."""
     held = [(one.parameters[number] for of in one.held.values() for number in of) for one in streams]
     return {(one.name, tuple(one.shape)) for of_rank in held for one in of_rank}
+
+
+def _names(unheld: records.Unheld | None, of_others: Set[_Named]) -> list[str]:
+    """Parameters without an optimizer on any rank. of_others: stepped only by other ranks."""
+    named = () if unheld is None else zip(unheld.names, map(tuple, unheld.shapes), strict=True)
+    return [name for name, shape in named if (name, shape) not in of_others]
 
 
 def _is_abandoned(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]) -> bool:

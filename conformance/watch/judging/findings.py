@@ -120,7 +120,8 @@ class Findings:
     together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
     see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
     path of the file and the text of the line. ranks: of the largest launch. stepped: by optimizer, the number of judged
-    steps of all ranks. made: by optimizer, the line that made it. has_parts: ranks have parts of some parameters.
+    steps of all ranks. made: by optimizer, the line that made it. steps_at: that of its last step.
+    has_parts: ranks have parts of some parameters.
     """
 
     causes: dict[tuple[str, str], Cause] = field(default_factory=dict)
@@ -137,6 +138,7 @@ class Findings:
     ranks: int = 1
     stepped: Counter[int] = field(default_factory=Counter)
     made: dict[int, Site] = field(default_factory=dict)
+    steps_at: dict[int, Site] = field(default_factory=dict)
     has_parts: bool = False
 
     @property

@@ -181,6 +181,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "micro-batches.totals": (Property.MICRO_BATCHES, "weighted"),
     # Coverage and discarded gradients.
     "coverage.unheld": (Property.COVERAGE, "part"),
+    "coverage.outdated": (Property.COVERAGE, "part"),
     "coverage.copies": (Property.COVERAGE, "part"),
     "coverage.no-gradient": (Property.COVERAGE, "part"),
     "coverage.zero-gradient": (Property.COVERAGE, "part"),

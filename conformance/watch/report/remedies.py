@@ -70,6 +70,7 @@ FIXES: Mapping[str, str] = {
     "clipping.unheld": "pass them to the optimizer, or clip without them: `optimizer.zero_grad()` skips them",
     "coverage.zero-gradient": "train what multiplies them too: a frozen 0 passes no gradient on",
     "coverage.no-gradient": "remove them from the optimizer, or use them in the loss",
+    "coverage.outdated": "create the optimizer after all layers are added or replaced",
     "held.replaced": "make the optimizer from the model that computes the loss, after it is moved, copied or wrapped",
     "coverage.unheld": "create the optimizer with them, after the model has all its layers, or freeze them with "
     "`requires_grad_(False)`",
@@ -111,6 +112,7 @@ EDITS: Mapping[str, str] = {
     "clipping.before-last-pass": "it above step",
     "coverage.unheld": "change it",
     "coverage.no-gradient": "change it",
+    "coverage.outdated": "find the replaced layers from it",
     "data.same-order": "add `sampler.set_epoch(epoch)` above it",
     "schedule.before-step": "it below step",
     "schedule.each-pass": "it below step",
@@ -120,6 +122,7 @@ EDITS: Mapping[str, str] = {
 EFFECTS: Mapping[str, str] = {
     "coverage.unheld": "they keep their initial weights: they never train",
     "coverage.no-gradient": "the optimizer never changes them",
+    "coverage.outdated": "the new ones keep their initial weights: they never train",
     "coverage.left-out": "their gradients are computed and never used",
     "coverage.copies": "the model that is evaluated and saved keeps its old weights",
     "coverage.without-state": "the first step after the resume has no momentum",

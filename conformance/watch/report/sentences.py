@@ -296,6 +296,7 @@ WORDS: Mapping[str, str] = {
     "micro-batches.totals": "the weights of a step's targets add up to {least} to {most} instead of 1",
     # coverage, detached, discarded, owners
     "coverage.unheld": "{count} of {all} parameters with gradients belong to no optimizer: {names}",
+    "coverage.outdated": "the optimizer lacks {count:parameter} of the model ({names}), and has {idle} of no model",
     "coverage.zero-gradient": "the gradients of {count} of {all} parameters are exactly 0 in {step:step}: {names}",
     "coverage.no-gradient": "{count} of {all} parameters of the optimizer have no gradient in any step: {names}",
     "coverage.without-state": "the checkpoint of the weights has an optimizer state that is not loaded",

@@ -135,7 +135,11 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
 def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str, Site]:
     """The lines that an edit may name: of the last call of each kind, of the problem, and of the optimizer."""
     calls = [record for done in scene.of.values() for record in done] if scene else []
-    sites: dict[str, Site] = {moments.event(record): getattr(record, "site", None) for record in calls}
+    sites: dict[str, Site] = {}
+    optimizers = [*findings.steps_at] if first.optimizer is None else [first.optimizer]
+    if len(optimizers) == 1:
+        sites["step"] = findings.steps_at.get(optimizers[0])
+    sites |= {moments.event(record): getattr(record, "site", None) for record in calls}
     sites |= {"optimizer": findings.made.get(first.optimizer or 0), "it": first.site}
     if first.backward is not None:
         sites["backward"] = first.backward
