@@ -87,6 +87,8 @@ BY_DEFAULT = ("accelerate", "lightning", "determined", "ray-train")
 VERDICTS = ROOT / "tests" / "frameworks" / "test_verdicts.py"
 # PyPI's torchaudio is built for CUDA: its libraries do not load with a CPU build of torch, and nothing here needs them.
 WITH_TORCHAUDIO = {"speechbrain", "funasr"}
+# Newer releases of pip refuse the metadata of Catalyst's last release.
+WITH_OLD_PIP = {"catalyst"}
 FURTHER = {"determined": ("horovod",)}
 
 
@@ -178,6 +180,8 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
         if any(site.glob("trainer_conformance-*.dist-info")):
             # A reused environment has an older build of the same version.
             session.run_install("pip", "uninstall", "--quiet", "--yes", "trainer-conformance")
+        if WITH_OLD_PIP.intersection(extras):
+            session.install("pip<24.1")
         # Compiling all of torch takes longer than unpacking it; imports are compiled on use.
         session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
         if "horovod" in extras:

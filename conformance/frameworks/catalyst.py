@@ -1,4 +1,6 @@
-"""Catalyst's `SupervisedRunner`, with its callbacks for loss, optimizer, schedule and checkpoints."""
+"""Catalyst's `SupervisedRunner`, with its callbacks for loss, optimizer, schedule and checkpoints.
+
+Its last release installs with `pip<24.1` only."""
 
 from functools import partial
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +74,9 @@ def headline(results: Results) -> str:
     """Trainer and verdict: `single conforms`, or `2 of 3 trainers do not conform`."""
     found = standings(results)
     if len(found) == 1:
-        return f"{one_line(found[0].trainer)} {found[0].verdict}"
+        [trainer] = trainers(results)
+        name = os.path.basename(trainer.target) if trainer.target.endswith(".py") else trainer.name
+        return f"{one_line(name)} {found[0].verdict}"
     counts = Counter(standing.verdict for standing in found)
     wrong, judged = counts["does not conform"], len(found) - counts["was not judged"]
     if not judged:

@@ -163,7 +163,7 @@ class ClipsOwnRows(Rows, ClipsOwnParameters):
 
 
 @fault(
-    "clips each parameter separately, at the threshold for all parameters together",
+    "clips each parameter separately, with the threshold that is meant for the norm of all",
     _by_norm,
     _has_several_parameters,
     at="clip",
@@ -198,7 +198,7 @@ class CountsTiedInEachPlace(Recurrence):
 
 
 @fault(
-    "clips each parameter group separately, at the threshold for all groups together",
+    "clips each parameter group separately, with the threshold that is meant for the norm of all",
     _by_norm,
     has_groups,
     at="clip",

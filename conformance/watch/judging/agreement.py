@@ -116,7 +116,9 @@ def _is_equal_but_its_gradient(one: Window, other: Window, number: int) -> bool:
         return False
     if one.sample(number) != other.sample(number) or _share(other.weights, one.weights, [number]) > _ROUNDED:
         return False
-    used, differs = (one.used[number], other.used[number]), one.used[number] - other.used[number]
+    used = one.used[number], other.used[number]
+    with np.errstate(invalid="ignore"):  # Both may have overflowed.
+        differs = used[0] - used[1]
     return bool(np.abs(differs).max() > _APART * max(sketch[2] for sketch in used))
 
 
