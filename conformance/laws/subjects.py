@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain, pairwise, takewhile
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
@@ -203,7 +203,8 @@ class Window(Events):
 class Rank(Events):
     """All events of one rank. ``setup``: those before its first window.
 
-    ``windows`` leaves out windows in which only other ranks have data left.
+    ``windows`` leaves out windows in which only other ranks have data left. ``earlier``: those before a resume, if as
+    many ranks trained them.
     """
 
     def __init__(self, run: Run, number: int, events: tuple[trace.Event, ...]) -> None:
@@ -212,6 +213,7 @@ class Rank(Events):
         self.finished = bool(self.of(trace.Finished))
         self.setup = tuple(takewhile(lambda event: event.window is None, events))
         self.windows: Sequence[Window] = ()
+        self.earlier: Sequence[Window] = ()
 
     def has_run_out(self, window: int | None) -> bool:
         """Whether other ranks have samples in a window and this one has none left."""
@@ -307,7 +309,15 @@ class Run:
     @classmethod
     def lives(cls, spec: Mapping[str, Any], ranks: Iterable[Sequence[dict[str, Any]]]) -> tuple[Run, ...]:
         """Reads one run for each life of the ranks, so laws judge each life separately."""
-        return tuple(cls.read(of_life, life) for of_life, life in by_life(spec, ranks))
+        runs = tuple(cls.read(of_life, life) for of_life, life in by_life(spec, ranks))
+        for before, after in pairwise(runs):
+            after.resume(before)
+        return runs
+
+    def resume(self, before: Run) -> None:
+        """Makes this run the life after ``before``."""
+        for rank, same in zip(self.ranks, before.ranks, strict=False):
+            rank.earlier = same.windows if len(self.ranks) == len(before.ranks) else ()
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:

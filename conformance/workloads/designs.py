@@ -246,7 +246,6 @@ _MODELS = {
     "sparse": ("many-tensors", *_SPARSE),
     "sparse-weighted": ("many-weighted", *_SPARSE),
     "sparse-overflow": ("many-overflow", *_SPARSE),
-    "many-shards": ("many-tensors", *_SHARDS),
     "many-shards-coarse": ("many-coarse", *_SHARDS),
     "many-shards-clip-value": ("many-clip-value", *_SHARDS),
     "many-shards-clip-norm": ("many-clip-norm", *_SHARDS),
@@ -262,6 +261,14 @@ OF_OTHERS: dict[str, Design] = {
         "Ten parameters and AdamW; judged by its rounding-error bound.",
         optimizer=ADAMW,
         groups=(Group(2 * ADAMW.lr, Fraction(0)),),
+    ),
+    "many-shards": _with_data_of(
+        "many-tensors",
+        "many-shards",
+        "Ten parameters of at least one dimension, one of them tied and one an embedding; ranks start with different "
+        "ones. Momentum and a learning-rate schedule.",
+        model=_SHARDS[0],
+        ranks_start_apart=True,
     ),
     **{
         name: _with_data_of(

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations
 
 import pytest
+import torch
 
 from conformance.adapter.backends import BACKENDS
 from conformance.adapter.declaration import (
@@ -186,6 +187,17 @@ def test_sharded_paths_have_few_cases_of_every_shape_and_precision(backend):
     elsewhere = {(case.workload, case.precision) for case in DDP}
     alike = {(case.workload, case.precision) for case in cases if not case.workload.startswith("many-shards")}
     assert alike <= elsewhere
+
+
+def test_a_rank_that_starts_apart_owns_rows():
+    """If parameters are sharded by rows, the weights of a rank without rows never count."""
+    cases = [planned.case for planned in plan(EVERYTHING, "fsdp2")]
+    apart = [case for case in cases if case.problem.workload.ranks_start_apart]
+    assert any(
+        len(torch.zeros(tensor.shape).chunk(case.world_size)) == case.world_size
+        for case in apart
+        for tensor in case.problem.workload.model.tensors
+    )
 
 
 @pytest.mark.parametrize("backend", ["ray", "ray-train"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from conformance.laws.subjects import Run
+
 from .building import a_run, backward, event, forward, hold, step
 from .building_amp import S, by_hand, last, scaled, skipped, taken, two_ranks, unscale
 from .building_ddp import ALL_REDUCE, FIRST
@@ -26,6 +28,15 @@ def scaled_by_hand(*scales, interval=1, asked=("loss scaling",), precision="fp16
     settings = {"init_scale": scales[0], "growth_interval": interval, "growth_factor": 2.0, "backoff_factor": 0.5}
     scaler = settings if precision == "fp16" else None
     return a_run([bodies, event("finished", asked=[*asked])], precision=precision, scaler=scaler)
+
+
+def resumed_by_hand(*scales, **changes):
+    """As `scaled_by_hand`, with a resume after the first window."""
+    whole = scaled_by_hand(*scales, **changes)
+    first = [event for event in whole.ranks[0].events if event.window == 0]
+    before, after = (Run(whole.plan, [tuple(events)]) for events in (first, whole.ranks[0].events[len(first) :]))
+    after.resume(before)
+    return after
 
 
 #: By law: runs that break only this law.
@@ -78,6 +89,10 @@ BREAKING = {
     "amp/scale-as-set": {
         "never grows": lambda: scaled_by_hand(128.0, 128.0),
         "grows too early": lambda: scaled_by_hand(128.0, 256.0, interval=2),
+    },
+    "amp/scale-restored": {
+        "starts over": lambda: resumed_by_hand(128.0, 128.0),
+        "grows too early": lambda: resumed_by_hand(128.0, 256.0, interval=2),
     },
     "amp/skip-changes-nothing": {
         "before the skip": lambda: a_run([event("start"), scaled(0), skipped(weights=[0.9, 0.5]), last()]),
@@ -139,6 +154,8 @@ ALLOWED = {
         ]
     ),
     "a scale by hand that grows as set": lambda: scaled_by_hand(128.0, 256.0),
+    "a scale by hand that is restored": lambda: resumed_by_hand(128.0, 256.0),
+    "a scale by hand by another rule that is resumed": lambda: resumed_by_hand(128.0, 128.0, asked=()),
     "a scale by hand by another rule": lambda: scaled_by_hand(128.0, 128.0, asked=()),
     "a scale by hand without loss scaling": lambda: scaled_by_hand(1.0, 1.0, precision="fp32"),
     "weights averaged around a skip": lambda: two_ranks(

@@ -12,7 +12,7 @@ from conformance.laws.correct_gradient import seen_scale, weight_of
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.scaled_gradients import decisions, first_disagreement, is_scale, overflowed, scale_of, scaling
 from conformance.laws.sharing import first_parted
-from conformance.laws.subjects import GlobalWindow, Window
+from conformance.laws.subjects import GlobalWindow, Window, fact
 from conformance.oracle.overflow import Scaler
 from conformance.trace import events as trace
 from conformance.trace.short_texts import number
@@ -334,30 +334,70 @@ def _scales(here: GlobalWindow) -> Sequence[tuple[trace.Event, set[float]]]:
         """,
 )
 def scale_as_set(window: Window) -> Outcome:
-    rank, (first, *_) = window.rank, window.rank.windows
+    if window.rank.earlier:
+        return None
+    return _judged(window, "The numbers are correct, but the scale is not the one that was asked for.")
+
+
+@law(
+    "amp/scale-restored",
+    "After a resume, a loss scale by hand MUST be the one that the stop left.",
+    fault="restarts its loss scale after a resume",
+    is_seen_later=True,
+    why="""The scale has come down, or grown, for a reason. If it starts over, windows that overflow at the initial one
+        are skipped again, or small gradients round to zero again, after each resume.""",
+    source='PyTorch recipe "Automatic Mixed Precision", section "Saving/Resuming": "save the scaler state dict alongside '
+    'the usual model and optimizer state"',
+    advice="save and load the loss scale and its count of windows",
+    fix="""
+        saved = {"model": model.state_dict(), "scale": scale, "count": count}
+        ...
+        scale, count = saved["scale"], saved["count"]
+        """,
+    edit="find the restored loss scale from load",
+    latent="At another scale, windows that overflow are skipped again, and small gradients round to zero.",
+)
+def scale_restored(window: Window) -> Outcome:
+    return _judged(window) if window.rank.earlier else None
+
+
+def _judged(window: Window, effect: str | None = None) -> Outcome:
+    found = _by_hand(window)
+    if found is None or isclose(*found, rel_tol=_LEAST_CHANGE):
+        return found and OK
+    end, initial = window.of(trace.BackwardEnd)[-1], window.plan.spec["scaler"]["init_scale"]
+    seen, expected = (number(round(initial * grown, 3)) for grown in found)
+    return Broken(
+        end,
+        f"a loss scale of {expected} in window {window.number}",
+        f"the loss scale is {seen} there",
+        "the scale and its count follow the settings in `task.loss_scaling`",
+        (end,),
+        effect,
+    )
+
+
+@fact
+def _by_hand(window: Window) -> tuple[float, float] | None:
+    """How much a scale by hand has grown since the first window, and how much it should have; None if that is unknown,
+    or it did not follow the task's settings before the last resume."""
+    rank = window.rank
     asked = next((event.asked for event in rank.of(trace.Finished)), None)
     by_hand = not (rank.steps_by_hand or rank.has((trace.Update, trace.LossScaled, trace.ScaleLossEnter)))
+    before = [one for one in rank.earlier if one.number < rank.windows[0].number]
+    earlier = [*before, *rank.windows[: window.index]]
     is_asked = "loss scaling" in (asked or ()) and window.plan.precision.scaled
-    if not is_asked or not by_hand or first.number or first is window:
+    if not is_asked or not by_hand or not earlier or earlier[0].number:
+        return None
+    if any(one and not isclose(*one, rel_tol=_LEAST_CHANGE) for one in map(_by_hand, before)):
         return None
     spec = window.plan.spec["scaler"]
     factors = Fraction(spec["growth_factor"]), Fraction(spec["backoff_factor"])
     scaler = Scaler(LossScale(Fraction(1), spec["growth_interval"], *factors))
-    for earlier in rank.windows[: window.index]:
-        scaler.update(overflowed=not earlier.of(trace.Step))
-    before, seen = seen_scale(first), seen_scale(window)
+    for one in earlier:
+        scaler.update(overflowed=not one.of(trace.Step))
+    start, seen = seen_scale(earlier[0]), seen_scale(window)
     # Sums and means have other divisors in windows of another length.
-    if before is None or seen is None or weight_of(first) != weight_of(window):
+    if start is None or seen is None or weight_of(earlier[0]) != weight_of(window):
         return None
-    grown, expected = seen / before, float(scaler.scale)
-    if isclose(grown, expected, rel_tol=_LEAST_CHANGE):
-        return OK
-    end = window.of(trace.BackwardEnd)[-1]
-    return Broken(
-        end,
-        f"a loss scale of {number(spec['init_scale'] * expected)} in window {window.number}",
-        f"the loss scale is {number(round(spec['init_scale'] * grown, 3))} there",
-        "the scale and its count follow the settings in `task.loss_scaling`",
-        (end,),
-        "The numbers are correct, but the scale is not the one that was asked for.",
-    )
+    return seen / start, float(scaler.scale)
