@@ -344,10 +344,8 @@ def scale_as_set(window: Window) -> Outcome:
     "After a resume, a loss scale by hand MUST be the one that the stop left.",
     fault="restarts its loss scale after a resume",
     is_seen_later=True,
-    why="""The scale has come down, or grown, for a reason. If it starts over, windows that overflow at the initial one
-        are skipped again, or small gradients round to zero again, after each resume.""",
-    source='PyTorch recipe "Automatic Mixed Precision", section "Saving/Resuming": "save the scaler state dict alongside '
-    'the usual model and optimizer state"',
+    why="After each resume, windows that overflow at the initial scale are skipped again.",
+    source='PyTorch recipe "Automatic Mixed Precision", section "Saving/Resuming": "save the scaler state dict"',
     advice="save and load the loss scale and its count of windows",
     fix="""
         saved = {"model": model.state_dict(), "scale": scale, "count": count}
@@ -365,8 +363,8 @@ def _judged(window: Window, effect: str | None = None) -> Outcome:
     found = _by_hand(window)
     if found is None or isclose(*found, rel_tol=_LEAST_CHANGE):
         return found and OK
-    end, initial = window.of(trace.BackwardEnd)[-1], window.plan.spec["scaler"]["init_scale"]
-    seen, expected = (number(round(initial * grown, 3)) for grown in found)
+    end = window.of(trace.BackwardEnd)[-1]
+    seen, expected = (number(round(window.plan.spec["scaler"]["init_scale"] * grown, 3)) for grown in found)
     return Broken(
         end,
         f"a loss scale of {expected} in window {window.number}",
