@@ -1,6 +1,7 @@
 """Steps on sums, shares and multiples of the gradients of ranks and micro-batches."""
 
 import pytest
+import torch
 
 from conformance.watch import records
 from conformance.watch.judging.findings import said
@@ -482,3 +483,25 @@ def test_parameters_that_no_factor_explains_are_named():
 
     says = trained(window).open["changed.some"].says
     assert says.values == {"some": 1, "all": 6, "names": ["p4"]}
+
+
+def norm(tensors):
+    return float(torch.cat([one.flatten() for one in tensors]).norm())
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected", "facts"),
+    [
+        (lambda norms: [norms[0] / 2 / one for one in norms], "CONFORMS", set()),
+        (lambda norms: [0.5 for one in norms], {"watch/averaged-once"}, set()),
+        (lambda norms: [0.5, 0.3, 0.25, 0.2], "UNDECIDED", {"ranks.factor", "ranks.varies"}),
+    ],
+)
+def test_a_clip_by_hand_may_halve_the_gradients_of_a_step(factors, expected, facts):
+    """factors: of each step, from the norms of the means."""
+    script, of_all = Script(), Script()
+    for factor in factors([norm(total(of_all.backward(), 0.5)) for _ in range(4)]):
+        script.step([total(script.backward(), 0.5 * factor)] * 2)
+        script.clear()
+    findings = script.findings()
+    assert (shown(findings), {*findings.open}) == (expected, facts)

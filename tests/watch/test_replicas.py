@@ -499,26 +499,34 @@ class Parted(Script):
 
 
 PARTS = (4, 5)
+STAGES = {"stages": True, "exchanges": False}
 
 
 @pytest.mark.parametrize(
     ("options", "use", "expected"),
     [
         # One factor for parts and sums of replicas: one loss of all ranks, and hand-written clipping.
-        ({"stages": True, "exchanges": False}, lambda n, own, both: own if n in PARTS else both, ([], [])),
+        (STAGES, lambda n, own, both: own if n in PARTS else both, ([], [])),
         ({}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
         # Parts that sum up the gradients of the ranks' losses, beside means of the replicas.
         ({"losses": (2.0, 3.0)}, lambda n, own, both: own if n in PARTS else both / 2, ([], ["ranks.parts-summed"])),
         ({"losses": (2.0, 3.0)}, lambda n, own, both: own / 2 if n in PARTS else both / 2, ([], [])),
         ({"losses": (2.0, 2.0)}, lambda n, own, both: own if n in PARTS else both / 2, ([], [])),
+        # Stages of one loss: a replica has the sum of its parts, not their mean.
+        ({**STAGES, "losses": (None, 2.0)}, lambda n, own, both: own if n in PARTS else both, ([], [])),
+        (
+            {**STAGES, "losses": (None, 2.0)},
+            lambda n, own, both: own if n in PARTS else both / 2,
+            ([], ["ranks.one-loss-averaged"]),
+        ),
         # A part uses the gradient of another one.
         ({}, lambda n, own, both: both / 2, (["watch/own-gradient"], ["ranks.parts"])),
         # Wrong replicas and correct parts.
         ({"drift": 0.1}, lambda n, own, both: own, (["watch/averaged"], [])),
-        ({"drift": 0.1, "stages": True, "exchanges": False}, lambda n, own, both: own, (["watch/averaged"], [])),
+        ({"drift": 0.1, **STAGES}, lambda n, own, both: own, (["watch/averaged"], [])),
         # Vectors start as the same constants on all stages by chance.
         (
-            {"stages": True, "exchanges": False, "parts": (1, 3, 4, 5)},
+            {**STAGES, "parts": (1, 3, 4, 5)},
             lambda n, own, both: own if n % 2 or n in PARTS else both,
             ([], []),
         ),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import hypot, inf, isclose, isfinite
 
 from conformance.watch import records
 from conformance.watch.judging.chapter import Chapter, End
-from conformance.watch.judging.equations import Case, Together
-from conformance.watch.judging.findings import Finding, Findings, Said, said
+from conformance.watch.judging.equations import Case, Shortened, Together
+from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
 from conformance.watch.judging.loss_scale import is_literal, is_unscaled_last
+from conformance.watch.judging.many_steps import Steady
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.targets import kinds
@@ -38,8 +39,9 @@ class Clipping(Chapter):
     waiting: by rank and line, the last call whose gradients no step has used yet, and whether there was a step since.
     shortened: by optimizer and rank, the steps on gradients with a factor below 1."""
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
+        self._steady = steady
         self._waiting: dict[int, dict[str, tuple[Clipped, bool]]] = defaultdict(dict)
         self._shortened: dict[tuple[int, int], _Shortened] = defaultdict(_Shortened)
 
@@ -96,29 +98,35 @@ class Clipping(Chapter):
 
     def take(self, together: Together) -> None:
         for window in together.here:
-            for factor, norm in together.shortened.get(window.rank, ()):
-                self._shortened[window.optimizer, window.rank].take(window, factor, norm)
+            for one in together.shortened.get(window.rank, ()):
+                self._shortened[window.optimizer, window.rank].take(window, one)
 
     def finish(self, end: End) -> None:
         for at, of in self._shortened.items():
+            if of.are_clipped:
+                self._steady.excuse(*at, of.suspected)
+            self._findings.resolve(at, None if of.are_clipped else of.shows)
             if not of.are_clipped:
-                self._findings.leave_open(said("ranks.factor", factor=of.factor), of.steps)
+                if of.others:
+                    self._findings.leave_open(said("ranks.factor", factor=of.factor), of.others)
             elif of.first is None:
                 self._findings.seen[Property.CLIPPING] += of.steps
             elif of.wrong == of.steps:
                 self._findings.add(of.first, count=of.steps)
             else:
                 self._findings.leave_open(of.first.says, of.scaled, of.first.step, of.first.site)
-            self._findings.resolve(at, None if of.are_clipped else FACTS["ranks.factor"])
 
 
 @dataclass
 class _Shortened:
     """Steps of an optimizer on a rank whose gradients have a factor below 1. factor: of the first. least, most: the
     range of the norms, with the loss scale where it was divided out afterwards: in `scaled` steps. first: the first of
-    these, as a violation. wrong: those where this norm is a literal of the script."""
+    these, as a violation. wrong: those where this norm is a literal of the script. suspected: the bugs that the factors
+    of some steps suggest. others: the number of the other steps."""
 
     steps: int = 0
+    others: int = 0
+    suspected: list[Finding] = field(default_factory=list)
     factor: float = 0.0
     least: float = inf
     most: float = 0.0
@@ -128,12 +136,21 @@ class _Shortened:
 
     @property
     def are_clipped(self) -> bool:
-        """Whether it is hand-written clipping, which always shortens to one norm."""
-        return self.steps > 1 and self.most <= self.least * (1 + _AT_LIMIT)
+        """Whether it is hand-written clipping, which always shortens to one norm. A bug that all factors suggest may
+        follow a clip to one norm."""
+        return self.steps > 1 and self.others > 0 and self.most <= self.least * (1 + _AT_LIMIT)
 
-    def take(self, window: Window, factor: float, norm: float) -> None:
-        self.factor = self.factor or factor
+    @property
+    def shows(self) -> Shown:
+        return FACTS["ranks.factor"] if self.others else self.suspected[0].shows
+
+    def take(self, window: Window, one: Shortened) -> None:
+        factor, norm, suspected = one
         self.steps += 1
+        if suspected is None:
+            self.factor, self.others = self.factor or factor, self.others + 1
+        else:
+            self.suspected.append(suspected)
         is_last, scale = is_unscaled_last(window), max(window.scales, default=1.0)
         if scale != 1.0 and is_last is not False:
             norm *= scale

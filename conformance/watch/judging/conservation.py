@@ -149,7 +149,7 @@ def _judge_ranks(together: Together, findings: Findings) -> None:
             first = next(window for window in together.here if window.rank == lowest)
             ratio = by_rank[lowest].middle / by_rank[highest].middle
             says = said("ranks-by-factor", parameters=len(parameters), rank=lowest, other=highest, ratio=ratio)
-            found = Finding.of(first, "watch/one-factor", says, said("factor", factor=ratio))
+            found = Finding.of(first, "watch/one-factor", says, said("steps-farther", times=1 / ratio))
             found.ranks, found.site = (lowest, highest), first.clipped_at
             findings.add(found)
 

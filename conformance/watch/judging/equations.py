@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.watch.judging.factor import Equation, Factor, solve
+from conformance.watch.judging.findings import Finding
 from conformance.watch.judging.sketch_bounds import COARSEST, ROUNDOFF, of_sketch, of_sum, of_underflow
 from conformance.watch.judging.windows import Contribution, Sketch, Window, factor_of
 from conformance.watch.sizes import SMALL, UNREAD, WIDTH
@@ -36,6 +37,14 @@ HOOKS = {
 """Communication hooks, with the roundoff of the dtype that each sends."""
 
 
+class Shortened(NamedTuple):
+    """A factor below 1, the norm of the used gradients, and the bug that the factor suggests, if any."""
+
+    factor: float
+    norm: float
+    suspected: Finding | None
+
+
 @dataclass
 class Together:
     """All ranks' windows of one step of an optimizer: None for a rank without further windows.
@@ -46,7 +55,7 @@ class Together:
     samples, so the sum of their gradients is correct, not the mean. factors: used gradients over the sum of all ranks'
     gradients, by parameters that were clipped together and by rank, given enough equations. own: keys of these where
     this rank's gradients explain the step just as well. kappas: by rank, the factors over the correct ones. shortened:
-    by rank, factors below 1, each with the norm of the used gradients.
+    by rank, factors below 1.
     """
 
     windows: Sequence[Window | None]
@@ -59,7 +68,7 @@ class Together:
     factors: dict[tuple[int, ...], dict[int, Factor]] = field(default_factory=lambda: defaultdict(dict))
     own: set[tuple[tuple[int, ...], int]] = field(default_factory=set)
     kappas: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    shortened: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    shortened: dict[int, list[Shortened]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
     def here(self) -> list[Window]:
@@ -197,8 +206,12 @@ class Case:
     @property
     def replicas(self) -> list[int]:
         """Parameters that are whole on all ranks, but whose gradient is not a multiple of the ranks' sum."""
-        held = [number for number in self.used if number not in self.together.partitioned]
-        return [number for number in held if not self.of([number]).is_known(self.all)]
+        return [number for number in self.shared if not self.of([number]).is_known(self.all)]
+
+    @property
+    def shared(self) -> list[int]:
+        """Parameters that are whole on all ranks."""
+        return [number for number in self.used if number not in self.together.partitioned]
 
     def counted(self, some: list[int]) -> dict[str, Any]:
         """The number of these and of all parameters, and the first names."""

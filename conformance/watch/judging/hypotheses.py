@@ -16,7 +16,7 @@ from conformance.watch.judging.equations import Case, Choose
 from conformance.watch.judging.findings import Finding, Said, said
 from conformance.watch.judging.fit import Fit
 from conformance.watch.judging.system import Shares, system_of
-from conformance.watch.judging.targets import is_mean_of_all, own_scale
+from conformance.watch.judging.targets import are_of_one_loss, is_mean_of_all, own_scale
 from conformance.watch.records import Site
 
 Of = TypeVar("Of", Case, Fit, Apart, Shares)
@@ -209,16 +209,21 @@ def _are_replicas(of: Fit, found: Finding) -> None:
     found.waits, found.parameters = of.case.of(of.case.replicas).drifts, frozenset(of.case.replicas)
 
 
-_OWN: Sequence[Row[Fit]] = (
-    # Parts of a model that the ranks compute together are correct.
-    Row(
-        Wrong(_AVERAGED, "some-not-averaged", lambda of: of.case.counted(of.case.replicas), once=True),
-        when=lambda of: bool(of.case.parts) and bool(of.case.replicas),
+def _of_replicas(code: str, when: Callable[[Case], bool]) -> Row[Fit]:
+    return Row(
+        Wrong(_AVERAGED, code, lambda of: of.case.counted(of.case.replicas), once=True),
+        when=lambda of: bool(of.case.parts) and bool(of.case.replicas) and when(of.case),
         effect=lambda of: said(
             "parameters-own", parameters=len(of.case.replicas), all=len(of.case.parameters), ranks=of.ranks
         ),
         amend=_are_replicas,
-    ),
+    )
+
+
+_OWN: Sequence[Row[Fit]] = (
+    # Parts of a model that the ranks compute together are correct.
+    _of_replicas("some-not-summed", lambda case: are_of_one_loss(case.together.here)),
+    _of_replicas("some-not-averaged", lambda case: True),
     Row(
         Wrong(_AVERAGED, "own-gradients", lambda of: of.case.counted(of.case.used), once=True),
         effect=lambda of: said("ranks-in-update", used=1, ranks=of.ranks, rank=of.case.window.rank),

@@ -56,7 +56,7 @@ class Launch:
         self._steady = Steady(findings)
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._stages = Stages(ranks, findings)
-        self._clipping, self._discarded = Clipping(findings), Discarded(findings)
+        self._clipping, self._discarded = Clipping(findings, self._steady), Discarded(findings)
         self._epochs = Epochs(ranks, findings)
         # In this order: later chapters use the findings of earlier ones.
         self._chapters: Sequence[Chapter] = (
@@ -169,12 +169,12 @@ class Launch:
         end = End(self.streams, is_whole and not self._blind, averages)
         for chapter in self._chapters:
             chapter.finish(end)
+        self._clipping.finish(end)
         self._steady.finish()
         for rank, optimizer, _ in self._unsolved:
             findings.leave_open(said("changed.few"))
             findings.resolve((optimizer, rank), FACTS["changed.few"])
         self._stages.finish()
-        self._clipping.finish(end)
         self._discarded.name_lines()
         self._state_facts()
 
@@ -222,7 +222,8 @@ class Launch:
         return said("changed.long") if any(window.is_long for window in here) else None
 
     def _leave_open(self, here: Sequence[Window], says: Said) -> None:
-        count = sum(window.step is not None for window in here)
+        # A step of some ranks counts as one of all.
+        count = sum(window.step is not None for window in here) * self.ranks // len(here)
         self.findings.judged(FACTS[says.code], count=count)
         self.findings.leave_open(says, count, here[0].index, here[0].site)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from conformance.watch.judging.findings import Finding, Findings, said
@@ -68,6 +68,11 @@ class Steady:
             self._findings.show(finding.key, windows)
             tally.first.setdefault((finding.law, finding.pattern), finding)
             tally.wrong[finding.law, finding.pattern] += finding.steps
+
+    def excuse(self, optimizer: int, rank: int, suspected: Iterable[Finding]) -> None:
+        """Drops suspicions that another reason explains."""
+        for finding in suspected:
+            self._of[optimizer, rank].wrong.pop((finding.law, finding.pattern), None)
 
     def finish(self) -> None:
         for tally in self._of.values():

@@ -91,6 +91,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.own-some": (Property.RANKS, "own"),
     "ranks.parts": (Property.RANKS, "weighted"),
     "ranks.parts-summed": (Property.RANKS, "weighted"),
+    "ranks.one-loss-averaged": (Property.RANKS, "weighted"),
     "ranks.some": (Property.RANKS, "own"),
     "ranks.factor": (Property.RANKS, "weighted"),
     "ranks.weighted": (Property.RANKS, "weighted"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.watch.judging.apart import Apart
-from conformance.watch.judging.equations import Case
+from conformance.watch.judging.equations import Case, Shortened
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Finding, Findings, Said, Shown, said
 from conformance.watch.judging.fit import Fit
@@ -24,7 +24,7 @@ from conformance.watch.judging.hypotheses import (
 )
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.system import System, system_of
-from conformance.watch.judging.targets import differs, is_of_all_ranks, losses_of
+from conformance.watch.judging.targets import are_of_one_loss, differs, is_of_all_ranks, losses_of
 from conformance.watch.judging.windows import Contribution, are_stages
 
 COARSE: Shown = (Property.RANKS, "too coarse to tell")
@@ -38,9 +38,7 @@ def explain(case: Case, findings: Findings) -> set[Shown]:
     # Each part of a tensor or model has its own gradient, which does not concern the other parts.
     parts = case.parts
     if parts and (kappa := _of_parts(case)) is not None:
-        copies = {len(case.together.with_same(number, case.window.rank)) for number in parts}
-        if case.known(case.of_parts) is None and (losses := losses_of(case.together.here)) > max(copies):
-            says = said("ranks.parts-summed", losses=losses, **case.counted(parts))
+        if case.known(case.of_parts) is None and (says := _divided_apart(case)) is not None:
             findings.leave_open(says, case.steps, case.since, case.window.site)
         return _judge_factor(case, kappa, findings)
     if case.has_new and (factor := case.fits(case.all)) is not None:
@@ -110,6 +108,18 @@ def _of_parts(case: Case) -> Factor | None:
     return next((one for one in kappas if one.contains(1)), kappas[-1] if kappas else None)
 
 
+def _divided_apart(case: Case) -> Said | None:
+    """What the division of the replicas, but not of the parts, shows: both are sums over the losses of all ranks."""
+    here, ranks = case.together.here, case.together.ranks
+    copies = {len(case.together.with_same(number, case.window.rank)) for number in case.parts}
+    if (losses := losses_of(here)) > max(copies):
+        return said("ranks.parts-summed", losses=losses, **case.counted(case.parts))
+    shared = [number for number in case.shared if differs(here, number)]
+    if are_of_one_loss(here) and shared:
+        return said("ranks.one-loss-averaged", ranks=ranks, **case.counted(shared))
+    return None
+
+
 def _of_one_loss(case: Case) -> Factor | None:
     """The factor if all ranks compute one loss, and each has its part of a parameter's gradient, or already all of it;
     relative to their sum, with the loss scale and clipping undone."""
@@ -134,17 +144,21 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
     of = Fit(case, kappa if hooked is None else kappa.within(hooked))
     if len(window.scales) <= 1:
         case.together.kappas[window.rank].append(of.right)
-    if (shows := _by(OF_ALL, of, case, findings, is_ample=True)) is not None:
+    before = len(findings.factors)
+    shows, norm = _by(OF_ALL, of, case, findings, is_ample=True), case.norm if of.kappa.high < 1 else None
+    suspected = next((found for _, found, _ in findings.factors[before:]), None)
+    if shows is not None and (suspected is None or norm is None):
         return shows
     # Almost parallel gradients fit with any factor. Those that need none explain the step better, unless hooks of the
     # script made the factor.
     is_hooked = hooked is not None and not hooked.contains(1)
-    if not is_hooked and (shows := _of_others(case, findings, is_exact=True)) is not None:
+    if shows is None and not is_hooked and (shows := _of_others(case, findings, is_exact=True)) is not None:
         return shows
-    if of.kappa.high < 1 and case.norm is not None:
+    if norm is not None:
         # Hand-written clipping, if the norm is the same in each such step.
-        findings.factors.append((window.rank, None, False))
-        case.together.shortened[window.rank].append((of.kappa.middle, case.norm))
+        if suspected is None:
+            findings.factors.append((window.rank, None, False))
+        case.together.shortened[window.rank].append(Shortened(of.kappa.middle, norm, suspected))
         return {(window.optimizer, window.rank)}
     return _state(case, said("ranks.factor", factor=of.kappa.middle), findings)
 

@@ -222,6 +222,12 @@ def losses_of(windows: Collection[Window]) -> int:
     return max(1, len(found))
 
 
+def are_of_one_loss(windows: Collection[Window]) -> bool:
+    """Whether only one rank has a loss, and the others pass its gradient on, as pipeline stages do."""
+    have_one = [all(one.value is not None for one in window.passes) for window in windows if window.passes]
+    return sum(have_one) == 1 < len(have_one) == len(windows)
+
+
 def is_mean_of_all(together: Together) -> bool:
     """Whether the sum over ranks is correct in this step: they have one loss, or the total weight is 1, as for sums
     over the number of all targets, or means over the number of ranks. Losses of several terms have no known weight, but

@@ -31,9 +31,13 @@ _AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward
 _CLIP_AFTER = "clip after the gradients are averaged over the ranks"
 _TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
 
+_SUM_STAGES = "sum `p.grad` of these over the stages; do not divide: each stage has another part of one gradient"
+
 FIXES: Mapping[str, str] = {
     "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
     "all-reduce `p.grad` of these too",
+    "some-not-summed": _SUM_STAGES,
+    "ranks.one-loss-averaged": _SUM_STAGES,
     "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
     "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
     "micro-batches-missing": "do not clear or replace gradients within a window",
@@ -98,6 +102,7 @@ EDITS: Mapping[str, str] = {
     "micro-batches.sum": "change backward to `({} / micro_batches).backward()`",
     "micro-batches.divided-twice": "find the two divisions at or above backward",
     "micro-batches.times-ranks": "find the loss at or above backward",
+    "some-not-summed": "add the sum over the stages above clip|step",
     "ranks.sum": "add the division by the number of ranks above unscale|clip|step",
     "ranks.means-added": "add the division by the number of ranks above unscale|clip|step",
     "ranks.divided-by-count": "change backward to `({} * world_size).backward()`",

@@ -32,15 +32,20 @@ class _Words(Formatter):
         if format_spec == "times":
             if 0 < value < _SMALL:
                 return f"1/{1 / value:.4g}"
-            return f"{value:.0f}x" if _LARGE <= value < inf else f"{value:.3g}x"
+            return f"{value:.0f}x" if _LARGE <= value < inf else f"{_rounded(value)}x"
         if format_spec == "share":
             return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
         if not format_spec:
-            return f"{value:.3g}" if isinstance(value, float) else str(value)
+            return _rounded(value) if isinstance(value, float) else str(value)
         if _NUMBER.fullmatch(format_spec):
             return format(value, format_spec)
         ending = "es" if format_spec.endswith(("ch", "sh", "s")) else "s"
         return f"{value} {format_spec}{'' if value == 1 else ending}"
+
+
+def _rounded(number: float) -> str:
+    """With three digits, or as many as show that it is not 1."""
+    return next((text for digits in (3, 4, 5, 6) if (text := f"{number:.{digits}g}") != "1"), "1")
 
 
 def value(row: Row) -> str:
@@ -63,6 +68,8 @@ WORDS: Mapping[str, str] = {
     "ranks.own-some": "ranks update {parameters} of {all} parameters with different gradients: {names}",
     "ranks.parts-summed": "{parameters} of {all} parameters have a part on each rank, whose gradients sum up "
     "{losses:loss} and are not divided: {names}",
+    "ranks.one-loss-averaged": "only one rank has a loss, but {parameters} of {all} parameters have the mean over "
+    "{ranks:rank} of the parts of its gradient, not their sum: {names}",
     "ranks.parts": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
     "ranks.some": "only some ranks have an optimizer ({type}) of these parameters",
     "ranks.factor": "the update is {factor:.4g}x of the mean gradient",
@@ -150,6 +157,7 @@ WORDS: Mapping[str, str] = {
     "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
     "added-again": "each micro-batch added the accumulated gradients again ({table})",
     "some-not-averaged": "{parameters} of {all} parameters were not averaged over the ranks: {names}",
+    "some-not-summed": "{parameters} of {all} parameters were not summed over the stages: {names}",
     # What is wrong between the ranks.
     "some-skip": "some ranks stepped and others skipped",
     "some-step": "{stepping} of {ranks} ranks stepped",

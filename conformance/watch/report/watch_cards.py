@@ -191,6 +191,7 @@ def _extent(cause: Cause, findings: Findings) -> str:
         return "in the whole run"
     of = f" of optimizer {first.optimizer}" if first.optimizer else ""
     every = findings.stepped[first.optimizer] if first.optimizer is not None else 0
-    if 1 < cause.steps <= every:
+    # Ranks with equal weights show that they use different gradients, until their weights differ.
+    if 1 < cause.steps <= every and not first.is_bare:
         return f"in {cause.steps} of {plural(every, 'step')}{of}, first at step {first.step}"
     return f"first at step {first.step}" + (f" of {every}{of}" if every else "")
