@@ -53,6 +53,7 @@ class Losses(Chapter):
         self._lengths: dict[tuple[int, int], _Lengths] = defaultdict(_Lengths)
         self._sums: dict[int, _Sums] = defaultdict(_Sums)
         self._times_ranks: dict[int, Counter[bool]] = defaultdict(Counter)
+        self._at: dict[int, records.Site] = {}
         self._means = Means(findings)
         self._other_totals: set[int] = set()
 
@@ -64,6 +65,7 @@ class Losses(Chapter):
             passes = window.passes
             if window.step is None or window.step.closure or not passes:
                 continue
+            self._at[window.optimizer] = passes[-1].site
             self._lengths[window.optimizer, window.rank].take(window, of_ranks)
             if of_ranks == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
@@ -119,29 +121,32 @@ class Losses(Chapter):
 
     def finish(self, end: End) -> None:
         self._means.finish()
-        for sums in self._sums.values():
+        for optimizer, sums in self._sums.items():
             if sums.are_open:
-                self._findings.leave_open(_total(sums.least, sums.most), sums.off * self._ranks)
+                self._open(optimizer, _total(sums.least, sums.most), sums.off * self._ranks)
             elif sums.off and not sums.are_even:
-                self._findings.leave_open(said("denominator.constant", least=sums.least, most=sums.most), sums.off)
-        for counts in self._times_ranks.values():
+                self._open(optimizer, said("denominator.constant", least=sums.least, most=sums.most), sums.off)
+        for optimizer, counts in self._times_ranks.items():
             # A weight that varies is a part of the loss, and may equal the ranks by chance.
             if counts[True] and not counts[False]:
                 says = said("micro-batches.times-ranks", ranks=self._ranks)
-                self._findings.leave_open(says, counts[True] * self._ranks)
+                self._open(optimizer, says, counts[True] * self._ranks)
         # The script may have used cleared passes in other ways.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
-        for (_, rank), of in self._lengths.items():
+        for (optimizer, _), of in self._lengths.items():
             self._findings.seen[Property.MICRO_BATCHES] += of.right.total()
             if not are_cleared:
-                self._judge_lengths(rank, of)
+                self._judge_lengths(optimizer, of)
             # Half of a loss may be intended, and so may a window that is left out.
             if 2 * of.added.total() > of.windows and not self._steady.suspects("watch/means-averaged"):
-                self._findings.leave_open(said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
+                self._open(optimizer, said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
             if of.twice:
-                self._findings.leave_open(said("micro-batches.divided-twice", number=_SEVERAL - 1), of.twice)
+                self._open(optimizer, said("micro-batches.divided-twice", number=_SEVERAL - 1), of.twice)
 
-    def _judge_lengths(self, rank: int, of: _Lengths) -> None:
+    def _open(self, optimizer: int, says: Said, count: int) -> None:
+        self._findings.leave_open(says, count, site=self._at.get(optimizer))
+
+    def _judge_lengths(self, optimizer: int, of: _Lengths) -> None:
         [(usual, _)] = of.right.most_common(1) or [(0, 0)]
         short = of.short(usual)
         for window in short:
@@ -156,7 +161,7 @@ class Losses(Chapter):
             says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
             if nominal == self._ranks and lengths.keys() == {1}:
                 says = said("micro-batches.divided-by-ranks", ranks=nominal)
-            self._findings.leave_open(says, lengths.total())
+            self._open(optimizer, says, lengths.total())
 
 
 class _Wrong(NamedTuple):

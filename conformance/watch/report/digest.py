@@ -56,19 +56,15 @@ def headline(of: Outcome, findings: Findings) -> str:
     if not findings.stepped and not of.steps:
         return "No step of a torch optimizer was seen."
     are_open = ", ".join(row.of.value for row in of.rows if row.state == "OPEN")
-    if of.verdict == "CONFORMS":
-        every = of.steps + findings.idle.total()
-        judged = f"{of_steps(of.proven, every, findings.ranks)} used the correct gradients."
-        if asked := open_cards(of.rows, findings):
-            first = asked[0].headline
-            questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
-            return f"{questions}: {first}. Is this intended? {judged}"
-        return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
     undecided = f"; open: {are_open}" if are_open else ""
     if not of.steps:
         return f"None of {plural(findings.stepped.total(), 'step')} could be judged{undecided}."
-    every = of.steps + findings.idle.total()
-    return f"{of_steps(of.proven, every, findings.ranks)} proven correct{undecided}."
+    proven = of_steps(of.proven, of.steps + findings.idle.total(), findings.ranks)
+    judged = f"{proven} used the correct gradients." if of.verdict == "CONFORMS" else f"{proven} proven correct."
+    if asked := open_cards(of.rows, findings):
+        questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
+        return f"{questions}: {asked[0].headline}. Is this intended? {judged}"
+    return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
 
 
 def counted(row: Row, findings: Findings) -> str:
