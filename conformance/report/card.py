@@ -210,7 +210,9 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     looked, commands = [*looked_at(failure, law, text)], _commands(example)
     bugs = cause.key.split(OR)[:1] if is_known else cause.bugs
     on_some = some_ranks(law, example) if law else ""
-    of_law = (law.advice or text.advice) if law and text and not is_known else ""
+    # Laws that are broken too are consequences of what a guard explains.
+    is_told = cause.kind == "guard" and bool(reason.advice)
+    of_law = (law.advice or text.advice) if law and text and not is_known and not is_told else ""
     of_law = f"on every rank, {of_law}" if of_law and on_some else of_law
     of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
@@ -232,7 +234,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
         # The law's snippet shows the law's own advice, which the other ranks may follow already.
-        fix=law.fix if law and not is_known and not law.advice and not on_some else None,
+        fix=law.fix if law and not is_known and not is_told and not law.advice and not on_some else None,
         advice=of_law or reason.advice or _known_fix(bugs) or of_error or debug,
         edit=edit,
         extent=_counted(failure.cases, every),
@@ -280,15 +282,22 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     return {call: place for call, place in places.items() if place is not None}
 
 
-_OF_GUARDS = {"resumes at another place in the data": "find the restored place in the data from load"}
+_OF_GUARDS = {
+    "resumes at another place in the data": "find the restored place in the data from load",
+    "resumed with other weights": "find the restored weights from load",
+    "resumed with other state of the optimizer": "find the restored optimizer from load",
+    "resumed at the same loss scale": "find the restored loss scale from load",
+    "random numbers after the resume": "find the restored random state from load",
+    "averages of weights after the resume": "find the restored average from load",
+}
 
 
 def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, *, is_known: bool) -> str:
     """The data of the edit: of the law, of the guard, or of the known bugs if they agree."""
-    if law is not None and text is not None and not is_known:
-        return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
     if cause.key in _OF_GUARDS:
         return _OF_GUARDS[cause.key]
+    if law is not None and text is not None and not is_known:
+        return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
     edits = {fault.name: fault.edit for fault in CATALOGUE}
     found = {edits.get(name, "") for one in bugs for name in _names(one)}
     return found.pop() if len(found) == 1 else ""

@@ -23,7 +23,7 @@ from textwrap import dedent
 
 from conformance.trace.state.site import AFTER, BEFORE
 
-from .places import CALLS, Place, condition_of, marked
+from .places import CALLED_FROM, CALLS, Place, condition_of, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
@@ -66,7 +66,12 @@ class Edit:
         """The places that say more than the edit: where the problem is seen, not calls that may be wrong."""
         file, _, _ = self.place.at.rpartition(":")
         seen = {f"{file}:{number}" for number in re.findall(r"^. +(\d+) \|", self.code, re.MULTILINE)} | self.shown
-        return tuple(one for one in places if one.at not in seen and one.label not in CALLS)
+        kept, is_of_call = list[Place](), False
+        for one in places:
+            # Its callers have no other label.
+            is_of_call = one.label in CALLS or (is_of_call and one.label == CALLED_FROM)
+            kept += [one] if one.at not in seen and not is_of_call else []
+        return tuple(kept)
 
     @property
     def is_whole(self) -> bool:

@@ -26,6 +26,9 @@ _TO_TOOLS = re.compile(r"\s+# ?((type|fmt|pragma|pylint|pyright|mypy):|noqa\b).*
 """A comment that tells a reader nothing."""
 
 
+CALLED_FROM = "called from"
+
+
 @dataclass(frozen=True)
 class Place:
     """A line to look at. label: its role. at: `train.py:41`. text: the line, with its neighbours where known."""
@@ -99,7 +102,7 @@ def places_of(label: str, where: str, source: Sequence[str]) -> Iterator[Place]:
     for at in lines:
         if at.rpartition(":")[2].isdecimal():
             yield Place(label, at, next(texts, ""))
-        label = "called from"
+        label = CALLED_FROM
 
 
 def own_place(case: CaseRecord, line: Lines) -> Place | None:

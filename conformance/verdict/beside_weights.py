@@ -13,7 +13,7 @@ from conformance.laws.subjects import Rank, Run
 from conformance.results.result_lines import PASSED, Reason
 from conformance.trace.events import Average, Buffers, Draw, Forward, Vector
 from conformance.verdict.averaged_weights import judged_average
-from conformance.verdict.judgement import AVERAGE, AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, guard
+from conformance.verdict.judgement import AVERAGE, AVERAGES, BUFFERS, DRAWS, RESTORED, Judgement, Told, guard
 from conformance.verdict.setup import Mistake
 from conformance.verdict.stop_and_resume import other_bits
 from conformance.workloads.behaviour import Way
@@ -30,10 +30,10 @@ _UNIT = Fraction(1, 2**24)
 
 @dataclass(frozen=True)
 class Fate:
-    """``wrong``: the problem, in words. ``unknown``: why it cannot be judged. ``owner``: whose buffers all ranks
+    """``wrong``: the problem. ``unknown``: why it cannot be judged. ``owner``: whose buffers all ranks
     have."""
 
-    wrong: str | None = None
+    wrong: Told | None = None
     unknown: str | None = None
     owner: Way | None = None
 
@@ -60,7 +60,7 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
             judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
         if found.wrong is not None:
             judgement.guards += (guard(name, expected, found.wrong),)
-            judgement.overrule("FAIL (numerics)", found.wrong)
+            judgement.overrule("FAIL (numerics)", found.wrong.text, Reason(advice=found.wrong.advice or None))
 
 
 def _look_at_average(case: Case, judgement: Judgement) -> None:
@@ -159,22 +159,22 @@ def _alternates(chain: _Chain) -> bool:
     return False
 
 
-def _miscounted(rank: int, due: int, chain: _Chain) -> str | None:
+def _miscounted(rank: int, due: int, chain: _Chain) -> Told | None:
     """A sentence on samples that count twice, never, or in a forward without training; None if there are none."""
     samples = sum(one.added[0] for one in chain)
     counted = f"rank {rank} trains {due} samples, but its model's buffers count {samples}"
     if samples < due:
         if any(one.why in _TRAIN and not one.training for one in chain):
-            return f"{counted}: the model is in evaluation mode; call `model.train()` before training"
-        return f"{counted}: the others were not counted, or removed again"
+            return Told(f"{counted}: the model is in evaluation mode", "call `model.train()` before training")
+        return Told(f"{counted}: the others were not counted, or removed again")
     if samples > due:
         if any(one.why == "recomputed" and one.added[0] for one in chain):
-            return f"{counted}: forwards that a backward recomputes also update them; restore them after it"
-        return f"{counted}: forwards without training also update them; call `model.eval()` before them"
+            return Told(f"{counted}: forwards that a backward recomputes also update them", "restore them after it")
+        return Told(f"{counted}: forwards without training also update them", "call `model.eval()` before them")
     return None
 
 
-def _rounded(case: Case, chains: Sequence[_Chain]) -> str | None:
+def _rounded(case: Case, chains: Sequence[_Chain]) -> Told | None:
     """A sentence on sums with too few digits; None if there are none. Ranks may train each other's samples."""
     due = Counting.SCALE * sum(value**2 for window in case.problem.windows for one in window.batch for value in one.x)
     total = sum(one.added[1] for chain in chains for one in chain)
@@ -182,9 +182,9 @@ def _rounded(case: Case, chains: Sequence[_Chain]) -> str | None:
     room = sum(len(chain) * _UNIT * max(abs(one.after[1]) for one in chain) for chain in chains)
     if abs(total - due) <= room:
         return None
-    return (
-        f"the model's buffers sum the trained samples to {float(total)} instead of {float(due)}: keep buffers in 32 "
-        "bits"
+    return Told(
+        f"the model's buffers sum the trained samples to {float(total)} instead of {float(due)}",
+        "keep buffers in 32 bits",
     )
 
 
@@ -207,7 +207,7 @@ def _between_forwards(chains: Sequence[_Chain]) -> Fate:
                 owner = "buffers=reduced"
             else:
                 counted = sum(one.added[0] for chain in chains for one in chain[:index])
-                return Fate(_changed(rank, had[rank], has[rank], int(counted), is_resume))
+                return Fate(Told(_changed(rank, had[rank], has[rank], int(counted), is_resume)))
         if len(set(has)) == 1:
             known = has[0]
     return Fate(owner=owner if len(chains) > 1 else None)
@@ -281,13 +281,17 @@ def resumed_draws(runs: Sequence[Run]) -> Fate:
         again = next((number for number, draw in enumerate(earlier, start=1) if draw.before == begins), None)
         if again is not None:
             return Fate(
-                f"rank {rank} repeats the random numbers of its forward {again} after the resume: save "
-                "`torch.get_rng_state()` on each rank, and restore it last when the checkpoint is loaded"
+                Told(
+                    f"rank {rank} repeats the random numbers of its forward {again} after the resume",
+                    "save `torch.get_rng_state()` on each rank, and restore it last when the checkpoint is loaded",
+                )
             )
         if begins in left:
             return Fate(
-                f"rank {rank} draws the random numbers of rank {left.index(begins)} after the resume: save the state "
-                "of each rank's generator, and load it on the same rank"
+                Told(
+                    f"rank {rank} draws the random numbers of rank {left.index(begins)} after the resume",
+                    "save the state of each rank's generator, and load it on the same rank",
+                )
             )
         return Fate(
             unknown=f"rank {rank} draws other random numbers after the resume than the next ones, which is correct if "
@@ -319,14 +323,18 @@ def resumed_averages(runs: Sequence[Run], *, at_epoch: bool) -> Fate:
                 if at_epoch or len(before) > 1 or any(update.updates == 0 for update in updates[1:]):
                     continue
                 return Fate(
-                    f"rank {number} restarts its average of the weights after the resume, although it had "
-                    f"{last.updates + 1} updates before the stop: save and load the `state_dict()` of the "
-                    "`AveragedModel`"
+                    Told(
+                        f"rank {number} restarts its average of the weights after the resume, although it had "
+                        f"{last.updates + 1} updates before the stop",
+                        "save and load the `state_dict()` of the `AveragedModel`",
+                    )
                 )
             if (next_.updates, next_.before) != (last.updates + 1, last.after):
                 return Fate(
-                    f"rank {number} resumes with another average of the weights than at the stop: save and load the "
-                    "`state_dict()` of the `AveragedModel`, which includes its number of updates"
+                    Told(
+                        f"rank {number} resumes with another average of the weights than at the stop",
+                        "save and load the `state_dict()` of the `AveragedModel`, which includes its number of updates",
+                    )
                 )
     return Fate()
 

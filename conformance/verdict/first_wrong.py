@@ -30,6 +30,7 @@ from conformance.verdict.judgement import (
     SAMPLES,
     WEIGHTS,
     Guard,
+    Told,
     adds_to,
     guard,
 )
@@ -96,7 +97,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     rank, expected = ranks[difference.rank], right.steps[difference.step]
     if case.resumed_at is not None and expected.window >= case.resumed_at:
         model, is_missing = case.problem.workload.model, difference.observed is None
-        restored: dict[str, Callable[[], str | None]] = {
+        restored: dict[str, Callable[[], Told | None]] = {
             "weights": lambda: other_weights(ranks),
             "gradients": lambda: other_gradients(case, ranks),
             "parameters of the optimizer": lambda: left_behind(model, ranks) if is_missing else None,
@@ -112,7 +113,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     if (order := in_first_order(case, ranks) or resumed_in_other_order(case, ranks)) is not None:
         return guard("order of each epoch", "another one", order, "that of another one", OTHER_ORDER)
     if (off := between_windows(case, ranks)) is not None:
-        return guard(PLACE, f"window {case.resumed_at}", off.text, diagnosis=POSITION, advice=off.advice)
+        return guard(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
     if (lost := unread(case, ranks)) is not None:
         text = f"{lost}; train on each sample once in an epoch"
         return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)

@@ -22,6 +22,7 @@ from conformance.verdict.judgement import (
     SHARDS,
     WEIGHTS,
     Guard,
+    Told,
     adds_to,
     guard,
 )
@@ -178,18 +179,18 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     ground: Ground = "guard" if found.always else "samples"
     if lost is None:
         return guard(SHARDS, expected, found.text, ground=ground)
-    return guard(SHARDS, expected, lost.text, diagnosis=POSITION, ground=ground, advice=lost.advice)
+    return guard(SHARDS, expected, lost, diagnosis=POSITION, ground=ground)
 
 
 def _goes_on(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    text, advice = lost_place(case, ranks) or ("", "")
+    lost = lost_place(case, ranks) or Told("")
     diagnosis = OTHER_ORDER if in_first_epoch(case, ranks) else POSITION
-    return guard(PLACE, f"window {case.resumed_at}", text, text, diagnosis if text else "", advice=advice)
+    return guard(PLACE, f"window {case.resumed_at}", lost, lost.text, diagnosis if lost.text else "")
 
 
 def _restores_scale(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    lost = other_scale(ranks) or ""
-    return guard("resumed at the same loss scale", "as without a stop", lost, lost)
+    lost = other_scale(ranks) or Told("")
+    return guard("resumed at the same loss scale", "as without a stop", lost, lost.text)
 
 
 def _step_count(case: Case, ranks: Sequence[RankEvidence]) -> Guard:

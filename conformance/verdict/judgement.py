@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from conformance.laws.checking import Finding, Verified, findings
 from conformance.laws.subjects import Run
@@ -62,10 +63,17 @@ class Guard:
         return overrules("right numbers", self.ground) and self.ground != "exchange"
 
 
+class Told(NamedTuple):
+    """A mistake. text: what happened. advice: what to change."""
+
+    text: str
+    advice: str = ""
+
+
 def guard(
     name: str,
     expected: str,
-    text: str | None,
+    text: str | Told | None,
     observed: str | None = None,
     diagnosis: str = "",
     *,
@@ -74,6 +82,8 @@ def guard(
     advice: str = "",
 ) -> Guard:
     """A guard that passes unless there is a ``text``. ``observed`` defaults to the text, or to ``expected``."""
+    if isinstance(text, Told):
+        text, advice = text
     seen = (text or expected) if observed is None else observed
     return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where, advice)
 

@@ -16,14 +16,14 @@ from conformance.trace.hindsight.training import forwarded, trained
 from conformance.trace.lives import Events, lives
 from conformance.verdict.answers import row_numbers
 from conformance.verdict.evidence import RankEvidence, cleared, named
-from conformance.verdict.judgement import OTHER_ORDER, POSITION
+from conformance.verdict.judgement import OTHER_ORDER, POSITION, Told
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Orders, Shares, micro_batches
 from conformance.workloads.reading_plan import order_of, rows
 from conformance.workloads.workload import Workload
 
 
-def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if later epochs wrongly have the order of the first one; None if the rows do not show it."""
     read = [rank.trained for rank in ranks if rank.trained is not None]
     if not (case.problem.workload.shuffle and case.problem.in_order) or len(read) < len(ranks):
@@ -33,13 +33,13 @@ def in_first_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     other = [window for window, rows in enumerate(found) if rows != planned[window]]
     if not other or any(found[window] != planned[window % batches] for window in range(other[0], len(planned))):
         return None
-    return (
-        f"epoch {other[0] // batches} has the order of epoch 0, from window {other[0]} on; call "
-        "`sampler.set_epoch(epoch)` before each epoch"
+    return Told(
+        f"epoch {other[0] // batches} has the order of epoch 0, from window {other[0]} on",
+        "call `sampler.set_epoch(epoch)` before each epoch",
     )
 
 
-def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if all ranks resume in the order of another epoch; None if the rows do not show it."""
     workload, stop = case.problem.workload, case.resumed_at
     lives = [rank.lives[1] for rank in ranks if len(rank.lives) > 1]
@@ -57,9 +57,9 @@ def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> str | N
         found = {other for other, own in owns.items() if read and read[: len(own)] == own}
     if epoch in found or len(found) != 1:
         return None
-    return (
-        f"training resumed in epoch {epoch} reads the order of epoch {min(found)}: save the epoch, and call the "
-        "sampler's `set_epoch`, also at the end of an epoch"
+    return Told(
+        f"training resumed in epoch {epoch} reads the order of epoch {min(found)}",
+        "save the epoch, and call the sampler's `set_epoch`, also at the end of an epoch",
     )
 
 

@@ -16,6 +16,7 @@ from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
 from conformance.trace.events import BackwardBegin
 from conformance.verdict.evidence import Attempt, RankEvidence, Update, at, place
+from conformance.verdict.judgement import Told
 from conformance.workloads.precision import FP32
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
@@ -174,7 +175,7 @@ def _departs(scaler: Scaler, attempt: Attempt, update: Update) -> bool:
     return False
 
 
-def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
+def other_scale(ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if a loss scale, or its count of windows without an overflow, changed at the resume; None if not, or
     if it follows another rule than GradScaler's."""
     for rank in ranks:
@@ -186,9 +187,9 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
         last, next_ = before.updates[-1], after.updates[0]
         if next_.before != last.after:
             when = ", after `scaler.update()`" if next_.before == last.before else ""
-            return (
-                f"rank {rank.number} was stopped at a loss scale of {last.after:g}, and resumed at {next_.before:g}: "
-                f"save{when} and load `scaler.state_dict()`"
+            return Told(
+                f"rank {rank.number} was stopped at a loss scale of {last.after:g}, and resumed at {next_.before:g}",
+                f"save{when} and load `scaler.state_dict()`",
             )
         rule = _rule(before.updates[0])
         scaler = Scaler(rule)
@@ -196,23 +197,28 @@ def other_scale(ranks: Sequence[RankEvidence]) -> str | None:
             continue
         as_stopped = replace(rule, init_scale=scaler.scale), scaler.clean
         if (window := _first_other(Scaler(*as_stopped), after)) is not None:
-            return (
+            what, advice = _other_count(*as_stopped, after)
+            return Told(
                 f"the loss scale of rank {rank.number} is wrong after window {window}: after the resume, the count of "
-                f"windows since its last change {_other_count(*as_stopped, after)}"
+                f"windows since its last change {what}",
+                advice,
             )
     return None
 
 
-def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> str:
+def _other_count(rule: LossScale, clean: int, after: RankEvidence) -> Told:
     """A phrase on the wrong count of a loss scale after a resume, which should be ``clean``, and the fix."""
     restarts, is_behind = (_first_other(Scaler(rule, count), after) is None for count in (0, clean - 1))
     if restarts and is_behind:
-        return "restarts, or is one behind: save `scaler.state_dict()` after `scaler.update()`, and load it"
+        return Told("restarts, or is one behind", "save `scaler.state_dict()` after `scaler.update()`, and load it")
     if is_behind:
-        return "is one behind: save `scaler.state_dict()` after `scaler.update()`"
+        return Told("is one behind", "save `scaler.state_dict()` after `scaler.update()`")
     if restarts:
-        return "restarts: save and load `scaler.state_dict()`, which includes the count"
-    return "is wrong: save and load `scaler.state_dict()`, which includes the count"
+        return Told("restarts", _WITH_COUNT)
+    return Told("is wrong", _WITH_COUNT)
+
+
+_WITH_COUNT = "save and load `scaler.state_dict()`, which includes the count"
 
 
 def _first_other(scaler: Scaler, life: RankEvidence) -> int | None:

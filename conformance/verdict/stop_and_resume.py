@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from conformance.cases.case import BETWEEN_FILES, Case
 from conformance.trace import events as trace
@@ -11,16 +11,9 @@ from conformance.trace.events import KEPT_BY_TORCH, Number, Vector
 from conformance.trace.lives import as_resumed
 from conformance.verdict.comparison import other_than
 from conformance.verdict.evidence import RankEvidence, named
+from conformance.verdict.judgement import Told
 from conformance.workloads.model import Model
 from conformance.workloads.reading_plan import planned_windows, rows
-
-
-class Lost(NamedTuple):
-    """A wrong place of a resume. text: what happened. advice: what to change."""
-
-    text: str
-    advice: str = ""
-
 
 #: Exceptions that no checkpoint can cause.
 _OF_ITS_CODE = ("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError", "SyntaxError")
@@ -88,12 +81,12 @@ def may_come_of_it(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     return before != after or not (first.lives and _windows(first.lives[1]))
 
 
-def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """Whether training resumed with a wrong window, or did not resume; None if it resumed with the next window, or it
     cannot be seen."""
     lives = [rank.lives[1] for rank in ranks if rank.lives]
     if lives and not any(map(_windows, lives)) and resumed_unseen(ranks) is None:
-        return Lost("no window was trained after the resume: the trainer skipped all that were left, or had ended")
+        return Told("no window was trained after the resume: the trainer skipped all that were left, or had ended")
     return other_window(case, ranks)
 
 
@@ -119,7 +112,7 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
     return None
 
 
-def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """Whether a rank resumed with a wrong window; None if all that resumed did so with the next one."""
     stop, inside = case.resumed_at or 0, case.resumed_inside
     for rank in ranks:
@@ -129,9 +122,9 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
             continue
         resumed = "after the resume, " + (f"rank {rank.number}" if max(case.world_sizes) > 1 else "the trainer")
         if in_first_epoch(case, [rank]):
-            return Lost(f"{resumed} reads the data in the order of epoch 0", "save the epoch too, and call `set_epoch`")
+            return Told(f"{resumed} reads the data in the order of epoch 0", "save the epoch too, and call `set_epoch`")
         if inside and stop in {attempt.window for attempt in before.attempts} and windows[0] != stop:
-            return Lost(
+            return Told(
                 f"rank {rank.number} was stopped inside window {stop}, stepped it after {inside} of "
                 f"{len(case.problem.windows[stop].shares[rank.number])} micro-batches, and resumed with window "
                 f"{windows[0]}",
@@ -141,9 +134,9 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
             advice = "save the number of trained windows, and skip exactly these after the resume"
             first, last = min(stop, windows[0]), max(stop, windows[0]) - 1
             which = f"window {first}" if first == last else f"windows {first} to {last}"
-            return Lost(f"{resumed} {f'skips {which}' if windows[0] > stop else f'repeats {which}'}", advice)
+            return Told(f"{resumed} {f'skips {which}' if windows[0] > stop else f'repeats {which}'}", advice)
         if inside and stop not in {one.window for one in after.attempts}:
-            return Lost(
+            return Told(
                 f"rank {rank.number} was stopped inside window {stop}, and no step ends it after the resume: a new "
                 "window starts at the resume",
                 "also save the number of trained micro-batches of the window",
@@ -181,7 +174,7 @@ def in_first_epoch(case: Case, ranks: Sequence[RankEvidence]) -> bool:
     )
 
 
-def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
+def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """Whether a rank resumed with a micro-batch in the middle of a window; None if none did, or its rows are not
     planned ones."""
     spec = as_resumed(case.spec())
@@ -199,7 +192,7 @@ def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
         ]
         if found and all(number for _, number in found):
             window, number = min(found, key=lambda one: abs(one[0] - stop))
-            return Lost(
+            return Told(
                 f"rank {rank.number} was stopped before window {stop}, and resumed with micro-batch {number} of "
                 f"window {window}",
                 "save the number of micro-batches read in the epoch, and skip these; short windows have fewer than "
@@ -208,27 +201,26 @@ def between_windows(case: Case, ranks: Sequence[RankEvidence]) -> Lost | None:
     return None
 
 
-def other_weights(ranks: Sequence[RankEvidence]) -> str | None:
+def other_weights(ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if ranks resumed with other weights than at the stop; None if none did."""
     found = {}
     for rank in ranks:
         ended, initial = rank.lives[0].final_weights if rank.lives else None, _resumed_with(rank)
         if ended and initial and (other := other_than([[value or 0.0 for value in ended]], initial)):
             found[rank.number] = _instead(*other)
-    return _OTHER_WEIGHTS.format(named(list(found)), next(iter(found.values()))) if found else None
+    if not found:
+        return None
+    return _with_weights(named(list(found)), next(iter(found.values())))
 
 
-_OTHER_WEIGHTS = (
-    "{} resumed with other weights than at the stop: one of them is {}; save after the last step, with the same types, "
-    "and load on every rank, after everything else that sets weights"
-)
-_OTHER_STATE = (
-    "rank {} resumed with another `{}` of {} in the optimizer's state, {}: save and load all of "
-    "`optimizer.state_dict()`, with the same types"
-)
+def _with_weights(who: str, one: str) -> Told:
+    return Told(
+        f"{who} resumed with other weights than at the stop: one of them is {one}",
+        "save after the last step, with the same types, and load on every rank, after all else that sets weights",
+    )
 
 
-def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if the first backward after the resume adds to gradients; None if not."""
     found = [
         rank.number
@@ -238,13 +230,13 @@ def other_gradients(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     ]
     if not found or case.resumed_inside:
         return None
-    return (
-        f"the first backward of {named(found)} after the resume adds to older gradients: clear them when the "
-        "checkpoint is loaded"
+    return Told(
+        f"the first backward of {named(found)} after the resume adds to older gradients",
+        "clear the gradients when the checkpoint is loaded",
     )
 
 
-def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+def other_state(model: Model, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if an optimizer's parameters, settings or state differ between the last step before the stop and the
     first step after the resume; else None."""
     for rank in ranks:
@@ -254,10 +246,13 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             then, now = before[parameter], after[parameter]
             for what, values in then["state"].items():
                 if (other := _other(values, now["state"].get(what))) is not None:
-                    return _OTHER_STATE.format(rank.number, what, name, other)
+                    return Told(
+                        f"rank {rank.number} resumed with another `{what}` of {name} in the optimizer's state, {other}",
+                        "save and load all of `optimizer.state_dict()`, with the same types",
+                    )
             for what, value in then["settings"].items():
                 if now["settings"].get(what, value) != value:
-                    return (
+                    return Told(
                         f"rank {rank.number} resumed with other settings of parameter groups: {name} has "
                         f"{what}={now['settings'][what]} instead of {value}"
                     )
@@ -265,15 +260,16 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             final = rank.lives[0].final_weights if rank.lives else None
             ended = final and [final[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
             if (other := _other(then["values"], now["values"])) is not None and now["values"] != ended:
-                return (
+                return Told(
                     f"the optimizer of rank {rank.number} resumed with other values of {name} than at the stop, "
-                    f"{other}: save and load the tensors that the optimizer steps, with the same types, even if they "
-                    "are copies of the model's parameters"
+                    f"{other}",
+                    "save and load the tensors that the optimizer steps, with the same types, even if they are copies "
+                    "of the model's parameters",
                 )
     return None
 
 
-def left_behind(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+def left_behind(model: Model, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if the model's parameters were replaced at the resume, and the optimizer still has the old ones, which
     get no gradients; None if forwards use the optimizer's values."""
     for rank in ranks:
@@ -281,15 +277,15 @@ def left_behind(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
         for parameter, held in (_kept(model, ranks, rank, 1) if initial else {}).items():
             used = [initial[at] for at, owner in enumerate(model.tensor_of) if owner == parameter]
             if len(used) == len(held["values"]) and _other(used, held["values"]) is not None:
-                return (
+                return Told(
                     f"after the resume, the optimizer of rank {rank.number} has old parameters: the model uses other "
-                    f"values of {model.tensors[parameter].name}; create the optimizer after the weights are loaded, or "
-                    "load them without `assign=True`"
+                    f"values of {model.tensors[parameter].name}",
+                    "create the optimizer after the weights are loaded, or load them without `assign=True`",
                 )
     return None
 
 
-def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
+def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if torch optimizers' state or weights are not bit-identical to those of the stop, such as a checkpoint
     that is rounded by less than an error bound; else None.
 
@@ -305,9 +301,12 @@ def other_bits(model: Model, ranks: Sequence[RankEvidence]) -> str | None:
             name, then, now = model.tensors[parameter].name, before[parameter], after[parameter]
             for what in sorted(KEPT_BY_TORCH & then["state"].keys() & now["state"].keys()):
                 if (other := _other(then["state"][what], now["state"][what])) is not None:
-                    return _OTHER_STATE.format(rank.number, what, name, other)
+                    return Told(
+                        f"rank {rank.number} resumed with another `{what}` of {name} in the optimizer's state, {other}",
+                        "save and load all of `optimizer.state_dict()`, with the same types",
+                    )
             if forwards is not None and _other(then["values"], now["values"]) is not None:
-                return _OTHER_WEIGHTS.format(named([rank.number]), forwards)
+                return _with_weights(named([rank.number]), forwards)
     return None
 
 

@@ -9,10 +9,13 @@ import pytest
 
 from conformance.laws.law import catalogue
 from conformance.oracle.faults import CATALOGUE
-from conformance.report.edits import edit_of
-from conformance.report.places import Place
+from conformance.report.card import _OF_GUARDS
+from conformance.report.edits import Edit, edit_of
+from conformance.report.places import CALLED_FROM, Place
 from conformance.trace.state.site import around
 from conformance.watch.report.remedies import EDITS
+
+ROOT = Path(__file__).parents[2]
 
 CLIP = Place("at", "a.py:4", "scaler.scale(loss).backward()\n    clip(p)\nscaler.unscale_(o)")
 UNSCALE = Place("at", "a.py:5", "    clip(p)\nscaler.unscale_(o)\nscaler.step(o)")
@@ -198,3 +201,17 @@ def test_a_condition_around_a_call_in_the_correct_order_is_the_edit(tmp_path: Pa
     known = {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in (("step", 2), ("schedule", 4))}
     edit = edit_of("schedule below step", known)
     assert edit is not None and edit.said("a.py") == said
+
+
+def test_lines_that_call_a_call_are_left_out_with_it():
+    edit = Edit(Place("at", "train.py:26"), "at", "change {train.py:26}", "")
+    call = Place("clip", "library.py:9"), Place(CALLED_FROM, "train.py:40")
+    seen = Place("seen at", "library.py:3"), Place(CALLED_FROM, "train.py:35")
+    assert edit.others((*seen, *call)) == edit.others((*call, *seen)) == seen
+
+
+def test_edits_of_guards_are_of_guards_that_exist():
+    verdict = "".join(path.read_text() for path in (ROOT / "conformance" / "verdict").glob("*.py"))
+    for key in _OF_GUARDS:
+        what = key.removeprefix("resumed with other ")
+        assert (f'"{key}"' in verdict) or (f'"{what}": lambda' in verdict and what != key)
