@@ -43,18 +43,30 @@ class SGDRule(Rule):
     def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
         spec = self.spec
         if spec.weight_decay:
-            gradient = self._combine("weight decay", (ONE, gradient), (spec.weight_decay, weights))
+            gradient = self.decayed(gradient, weights)
         if spec.momentum:
+            before = self.buffer
             self.buffer = self.kept(
                 gradient
-                if self.buffer is None
-                else self._combine("momentum", (spec.momentum, self.buffer), (1 - spec.dampening, gradient))
+                if before is None
+                else self._combine("momentum", (spec.momentum, before), (1 - spec.dampening, gradient))
             )
-            if spec.nesterov:
-                gradient = self._combine("nesterov", (ONE, gradient), (spec.momentum, self.buffer))
-            else:
-                gradient = self.buffer
-        return self._combine("update", (ONE, weights), (-lr, gradient))
+            gradient = self.direction(gradient, before, self.buffer)
+        return self.updated(weights, gradient, lr)
+
+    def decayed(self, gradient: Affine, weights: Affine) -> Affine:
+        """The gradient with the weight decay."""
+        return self._combine("weight decay", (ONE, gradient), (self.spec.weight_decay, weights))
+
+    def direction(self, gradient: Affine, before: Affine | None, after: Affine) -> Affine:
+        """What the weights move along: by the gradient, and the momentum before and after it."""
+        if not self.spec.nesterov:
+            return after
+        return self._combine("nesterov", (ONE, gradient), (self.spec.momentum, after))
+
+    def updated(self, weights: Affine, direction: Affine, lr: Fraction) -> Affine:
+        """The weights after the step."""
+        return self._combine("update", (ONE, weights), (-lr, direction))
 
     def kept(self, momentum: Affine) -> Affine:
         """The momentum as the optimizer stores it, and steps with it."""
@@ -137,6 +149,10 @@ class AdamWRule(Rule):
             slack = self._roundings(10) * max(map(abs, quotients)) + 2 * self._fmt.quantum
             moves = [rate * bound for rate in rates for bound in (min(quotients) - slack, max(quotients) + slack)]
             steps.append((-max(moves), -min(moves)))
+        return self.updated(weights, steps, lr)
+
+    def updated(self, weights: Affine, steps: Sequence[Interval], lr: Fraction) -> Affine:
+        """The weights after these steps and the decay."""
         return moved(weights, steps, self._roundings(4), self._fmt, kept=self.kept(lr))
 
     def kept(self, lr: Fraction) -> Fraction:
@@ -160,11 +176,15 @@ class AdamWRule(Rule):
 
     def _blend(self, old: Interval, new: Interval, beta: Fraction) -> Interval:
         """``beta * old + (1 - beta) * new``, with its roundings."""
-        slack = gamma(6, self._fmt) * (max(map(abs, old)) + 2 * (1 - beta) * max(map(abs, new)))
+        slack = gamma(6, self._fmt) * (max(map(abs, old)) + 2 * self._fresh(beta) * max(map(abs, new)))
         slack += 4 * self._fmt.quantum
-        parts = (beta, 1 - beta)
+        parts = (beta, self._fresh(beta))
         low, high = dot(parts, (old[0], new[0]), -slack), dot(parts, (old[1], new[1]), slack)
         return _short(low, down=True), _short(high, down=False)
+
+    def _fresh(self, beta: Fraction) -> Fraction:
+        """How much a new gradient or square counts in its moment."""
+        return 1 - beta
 
 
 class AdamWRuleOfTensors(AdamWRule):

@@ -7,8 +7,8 @@ whose lines are known counts:
 - `remove schedule`: it is one call too many.
 - `clip above step`: where a call belongs. It moves there, or is added if the trainer does not make it.
 - `add the average above step`, `change the settings above step`: code without a call that is seen.
-- `find the divisor at or above backward`, `find the restored state from load`: code that the recorded calls do not
-  locate, unless a line next to them has its name in backticks, such as `no_sync`.
+- `find the divisor at or above backward`, `find the restored state from load`, `find the formula in step`: code that
+  the recorded calls do not locate, unless a line next to them has its name in backticks, such as `no_sync`.
 
 A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
 `backward`; `clip|step` is the first of these that is known.
@@ -28,8 +28,12 @@ from .places import CALLED_FROM, CALLS, Place, condition_of, marked
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
 _ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below) (?P<at>[\w|]+)")
-_UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from) (?P<at>[\w|]+)")
-_SAID = {"at or above": "{at} or above it", "from": "{at} or between it and the first step"}
+_UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from|in) (?P<at>[\w|]+)")
+_SAID = {
+    "at or above": "{at} or above it",
+    "from": "{at} or between it and the first step",
+    "in": "{at}, or what it calls",
+}
 _IS_CODE = re.compile(r"`[^`]+`")
 _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
 
@@ -44,7 +48,7 @@ _MISSING = {
 }
 
 #: The role of the place of a new line.
-_ROLES = {"above": "before", "below": "after", "at or above": "at or above", "from": "from"}
+_ROLES = {"above": "before", "below": "after", "at or above": "at or above", "from": "from", "in": "at"}
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,11 @@ class RankEvidence:
         window = self.steps[number].seen_in
         return next((event for event in reversed(self.events.of(trace.Step)) if event.window == window), None)
 
+    def taken_by_hand(self, number: int) -> trace.Report | None:
+        """What `Task.step` noted after its step ``number``; None if the trainer did not take it in that."""
+        window = self.steps[number].seen_in
+        return next((event for event in self.events.of(trace.Report) if event.counted and event.window == window), None)
+
     @property
     def scalars_in_tensors(self) -> bool:
         """Whether torch computed the scalars of a step, such as AdamW's bias corrections, as tensors."""

@@ -128,12 +128,16 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
     if judgement.verdict in PASSED:
         return {}
     window = _window(judgement)
-    seen = {kind: [one for run in judgement.runs for rank in run.ranks for one in rank.of(kind)] for kind in _CALLS}
+    seen: dict[type[Event], Sequence[Event]] = {
+        kind: [one for run in judgement.runs for rank in run.ranks for one in rank.of(kind)] for kind in _CALLS
+    }
+    by_hand = [one for run in judgement.runs for rank in run.ranks for one in rank.of(trace.Report) if one.counted]
+    seen[trace.Step] = seen[trace.Step] or by_hand
     # Ranks are alike; the last call of the first rank that makes it in this window counts.
     best = {
         kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
     }
-    lines = {event.event: _line(event, target) for event in best.values()}
+    lines = {kind.event: _line(event, target) for kind, event in best.items()}
     return {kind: line for kind, line in lines.items() if line is not None}
 
 
@@ -284,7 +288,8 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     if difference is None:
         return None
     rank = judgement.ranks[difference.rank]
-    calls = rank.taken(difference.step), _backward(rank, difference.step)
+    step = rank.taken(difference.step) or rank.taken_by_hand(difference.step)
+    calls = step, _backward(rank, difference.step)
     # A wrong gradient shows in the step, but the backward divides the loss.
     at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
     is_seen = at is not None and at.where is not None

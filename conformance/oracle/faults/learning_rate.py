@@ -42,7 +42,7 @@ def _has_other_rates_further_on(problem: Problem) -> bool:
     lambda problem: not problem.workload.groups,
     fix="multiply the momentum, not the gradient, by the learning rate",
     why="The momentum keeps the learning rates of earlier steps instead of the present one",
-    edit="change step",
+    edit="find the formula in step",
 )
 class LearningRateInMomentum(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -102,7 +102,7 @@ class ScheduleForFirstOwnGroup(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="decay by `lr * weight_decay` with the present `lr`",
     why="Decay is `lr * weight_decay`; with the initial `lr`, it does not follow the schedule",
-    edit="change step",
+    edit="find the formula in step",
 )
 class DecayIgnoresSchedule(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:

@@ -18,7 +18,6 @@ from conformance.oracle.faults.catalogue import (
     runs_out,
     schedules,
 )
-from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Optimizer, Vector
@@ -331,25 +330,6 @@ class MomentumLost(Recurrence):
         return replace(right, momentum=Fraction(0), nesterov=False) if isinstance(right, SGD) else right
 
 
-def _dampens(problem: Problem) -> bool:
-    optimizer = problem.workload.optimizer
-    return isinstance(optimizer, SGD) and bool(optimizer.momentum and optimizer.dampening)
-
-
-@fault(
-    "applies dampening to the first gradient too",
-    _dampens,
-    fix="set the momentum to the first gradient as it is; dampening begins with the second",
-    why="The first update is smaller by the dampening",
-)
-class DampensFirstGradient(Recurrence):
-    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        for rule, _ in self.rules:
-            if isinstance(rule, SGDRule) and rule.buffer is None:
-                rule.buffer = vector.scaled(Fraction(0))
-        return super().update(weights, vector, step)
-
-
 @fault(
     "recreates the optimizer in each epoch, and loses its state",
     _has_state,
@@ -394,16 +374,3 @@ class StateLostWhenRateChanges(Recurrence):
             rule.forget()
         self._rates = rates
         return super().update(weights, vector, step)
-
-
-@fault(
-    "uses plain momentum instead of Nesterov's",
-    lambda problem: isinstance(problem.workload.optimizer, SGD) and problem.workload.optimizer.nesterov,
-    fix="pass `nesterov=True` to the optimizer",
-    why="Nesterov's step looks one momentum step ahead; the plain one does not",
-    edit="change the optimizer's settings above step",
-)
-class NesterovLost(Recurrence):
-    def optimizer(self, group: int = 0) -> Optimizer:
-        right = super().optimizer(group)
-        return replace(right, nesterov=False) if isinstance(right, SGD) else right
