@@ -283,7 +283,7 @@ class Stepped(Record):
     parameters with gradients that FSDP2 has not reduced. moved: weights changed although no parameter has a gradient.
     is_own: the optimizer's class is not torch's, so it may change the gradients first. is_elsewhere: the script changed
     weights since the previous step. after: sketches of these weights after the step, for the first steps; empty where a
-    wrapper keeps ranks equal."""
+    wrapper keeps ranks equal. partial: parameters with a summand of their gradient on each rank."""
 
     optimizer: int
     type: str
@@ -306,6 +306,7 @@ class Stepped(Record):
     is_elsewhere: bool = False
     after: Sketches = field(default_factory=list)
     within: int | None = None
+    partial: list[int] = field(default_factory=list)
 
 
 class Entered(Record):

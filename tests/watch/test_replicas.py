@@ -8,6 +8,7 @@ import pytest
 from conformance.watch import records
 from conformance.watch.judging.findings import said
 from conformance.watch.judging.incoming import OF_PARAMETERS
+from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import losses_of
 from conformance.watch.verdict import verdict
 
@@ -160,6 +161,7 @@ def test_one_rank_may_first_make_another_optimizer(early, averages, expected):
     assert laws(findings) - {"watch/same-weights"} == expected
     assert findings.conserved == (8 if averages else 0)
     assert findings.open["ranks.some"].says.values == {"type": "Adam"}
+    assert findings.seen[Property.COVERAGE] == len(SHAPES) + 1
     assert "ranks.order" not in findings.open
 
 

@@ -128,11 +128,12 @@ class Coverage(OneRank):
         used = set[int]().union(*(one.last_used.keys() for one in end.streams.values()))
         of_others = _held(one for one in end.streams.values() if one is not stream) - _held([stream])
         unheld = _names(stream.unheld, of_others)
-        for optimizer, held in [*stream.held.items()]:
-            self._findings.seen[Property.COVERAGE] += len(held & stream.last_used.keys())
+        if stream is next(iter(end.streams.values())):
+            self._findings.seen[Property.COVERAGE] += _used_of_all(end.streams.values())
+        for optimizer in [*stream.held]:
             self._judge_replaced(rank, stream, optimizer)
             unheld = self._open_idle(stream, optimizer, unheld)
-        known = set[int]().union(*stream.held.values())
+        known = _of_optimizers(stream)
         for optimizer, of in [*self._of.items()]:
             added, steps = stream.added_to_infinite(of.made), stream.steps.get(optimizer, 0)
             if added >= _WINDOWS * max(of.most, 1):
@@ -150,7 +151,7 @@ class Coverage(OneRank):
         if stream.unheld is not None and (unfrozen := stream.unheld.unfrozen):
             self._stays(rank, said("held.unfrozen", count=len(unfrozen), names=unfrozen))
         if unheld:
-            trained = set[int]().union(*stream.held.values()) & stream.last_used.keys()
+            trained = _of_optimizers(stream) & stream.last_used.keys()
             says = said("coverage.unheld", count=len(unheld), all=len(unheld) + len(trained), names=unheld)
             self._findings.leave_open(says, len(unheld), site=self._first)
         if end.is_whole:
@@ -251,9 +252,19 @@ class Coverage(OneRank):
             self._findings.add(Finding(law, says, 0, (rank,), site, effect, optimizer))
 
 
+def _used_of_all(streams: Iterable[Stream]) -> int:
+    """The number of parameters that optimizers stepped with a gradient, each once for all ranks."""
+    some = [(one.parameters, number) for one in streams for number in _of_optimizers(one) & one.last_used.keys()]
+    return len({(of[number].name or number, *of[number].shape) for of, number in some})
+
+
+def _of_optimizers(stream: Stream) -> set[int]:
+    return set[int]().union(*stream.held.values())
+
+
 def _held(streams: Iterable[Stream]) -> set[_Named]:
     """The parameters of these ranks' optimizers."""
-    held = [(one.parameters[number] for of in one.held.values() for number in of) for one in streams]
+    held = [(one.parameters[number] for number in _of_optimizers(one)) for one in streams]
     return {(one.name, tuple(one.shape)) for of_rank in held for one in of_rank}
 
 
@@ -267,7 +278,7 @@ def _is_abandoned(stream: Stream, optimizer: int, of: _Optimizer, used: Set[int]
     """Whether no other optimizer stepped its parameters since; on no rank at all if it never stepped itself."""
     if stream.steps.get(optimizer):
         return stream.is_last_user(optimizer)
-    return bool((of.made & stream.ever) - used - set[int]().union(*stream.held.values()))
+    return bool((of.made & stream.ever) - used - _of_optimizers(stream))
 
 
 def _shapes(unheld: records.Unheld | None) -> Counter[tuple[int, ...]]:

@@ -30,7 +30,7 @@ from conformance.watch.judging.schedules import Schedules
 from conformance.watch.judging.stages import Stages
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.system import System
-from conformance.watch.judging.windows import Key, Scene, Window
+from conformance.watch.judging.windows import Key, Scene, Window, summed
 
 _AHEAD = 256
 """Windows that a rank may be ahead of the others before its records must wait."""
@@ -198,14 +198,14 @@ class Launch:
 
     def _join(self) -> None:
         for (key, _), windows in self._assembler.joined():
-            self._judge(key, windows)
+            self._judge(key, summed(windows))
 
     def _judge(self, key: Key, windows: Sequence[Window | None]) -> None:
         here = [window for window in windows if window is not None]
         holders = [rank for rank, stream in self.streams.items() if stream.has(key)]
         self._lacking.see(here, self.ranks)
         if (says := self._unjudgeable(here, holders)) is not None:
-            self._leave_open(here, says)
+            self._leave_open(here, says, self.ranks)
         elif len(holders) < self.ranks:
             self._judge_some(key, here, len(holders))
         elif len(here) < self.ranks and not self._is_joined:
@@ -221,9 +221,9 @@ class Launch:
             return said("ranks.order")
         return said("changed.long") if any(window.is_long for window in here) else None
 
-    def _leave_open(self, here: Sequence[Window], says: Said) -> None:
+    def _leave_open(self, here: Sequence[Window], says: Said, of_ranks: int = 1) -> None:
         # A step of some ranks counts as one of all.
-        count = sum(window.step is not None for window in here) * self.ranks // len(here)
+        count = sum(window.step is not None for window in here) * of_ranks // len(here)
         self.findings.judged(FACTS[says.code], count=count)
         self.findings.leave_open(says, count, here[0].index, here[0].site)
 
@@ -240,6 +240,9 @@ class Launch:
             self.findings.take(own)
             return
         for window in here:
+            if self._models.are_inside(window):
+                self._leave_open([window], said("ranks.holders", type=key.type))
+                continue
             for joined in self._stages.take(window):
                 self._clipping.take(joined)
 

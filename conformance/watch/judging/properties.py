@@ -104,6 +104,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "ranks.hook": (Property.RANKS, None),
     "ranks.layout": (Property.RANKS, None),
     "ranks.missing": (Property.RANKS, None),
+    "ranks.holders": (Property.RANKS, None),
     "ranks.turns": (Property.RANKS, None),
     "ranks.no-group": (Property.RANKS, None),
     "ranks.order": (Property.RANKS, None),

@@ -207,11 +207,15 @@ class Models:
                 else:
                     self._findings.add(found)
 
+    def are_inside(self, window: Window) -> bool:
+        """Whether a wrapper has all parameters that it steps."""
+        return bool(held := held_by(window)) and held <= self.inside
+
     def finish_own(self, window: Window, pairing: Pairing) -> None:
         """Judges an optimizer that only some ranks have. If it steps parameters of a wrapper, all ranks need them for
         the next gradients."""
         held = held_by(window)
-        if held and held <= self.inside and _LETS_APART not in self.hooks and pairing.are_apart(window):
+        if self.are_inside(window) and _LETS_APART not in self.hooks and pairing.are_apart(window):
             says = said("not-sent", count=len(held), rank=window.rank, names=window.named(held))
             self._findings.add(Finding.of(window, _WEIGHTS, says))
 

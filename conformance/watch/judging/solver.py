@@ -124,7 +124,7 @@ def _of_one_loss(case: Case) -> Factor | None:
     """The factor if all ranks compute one loss, and each has its part of a parameter's gradient, or already all of it;
     relative to their sum, with the loss scale and clipping undone."""
     here = case.together.here
-    if not is_of_all_ranks(here):
+    if not is_of_all_ranks(here) and not case.step.partial:
         return None
 
     def choose(number: int) -> list[Contribution]:

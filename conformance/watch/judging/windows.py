@@ -308,6 +308,16 @@ def are_equal(values: Sequence[Mapping[int, npt.ArrayLike]], number: int) -> boo
     return all(np.array_equal(first, other, equal_nan=True) for other in others)
 
 
+def summed(windows: Sequence[Window | None]) -> Sequence[Window | None]:
+    """The windows with the sums of gradients that have a summand on each rank. Their norms are bounds."""
+    here = [(window, window.step) for window in windows if window is not None and window.step is not None]
+    partial = set.intersection(*({*step.partial} & window.used.keys() for window, step in here)) if here else set()
+    if not partial or len(here) < len(windows):
+        return windows
+    total = {number: np.sum([window.used[number] for window, _ in here], axis=0) for number in partial}
+    return [replace(window, used={**window.used, **total}) for window, _ in here]
+
+
 def are_stages(here: Sequence[Window]) -> bool:
     """Whether the losses of all ranks come from different lines."""
     calls = [{one.calls for one in each.passes} for each in here]

@@ -22,7 +22,7 @@ from conformance.watch.recording import masters
 from conformance.watch.recording.exchanges import note_bound
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
-from conformance.watch.recording.parameters import Known, coarsest, sample_of
+from conformance.watch.recording.parameters import Known, coarsest, is_partial, sample_of
 from conformance.watch.recording.recording import Recording, frames
 from conformance.watch.recording.resumed import Resumed
 from conformance.watch.recording.weights import Buffers, beginning, differ, have_weights_changed, remember_weights
@@ -227,15 +227,15 @@ class _Steps:
                 again, gradients = self._of(optimizer, closure=False)
                 assert isinstance(again, records.Stepped)
                 record.used, record.samples, record.gradients = again.used, again.samples, again.gradients
+        number = recording.optimizer(optimizer)
+        if number not in recording.steps:
+            note_bound(recording, number, optimizer)
         # If a backward pass calls the step, it has already computed some gradients.
         recording.collect()
         recording.note(record, None if step.passes < recording.backwards else step.place)
         for known, gradient in gradients:
             known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
         remember_weights(recording.parameters.held(optimizer))
-        number = recording.optimizer(optimizer)
-        if number not in recording.steps:
-            note_bound(recording, number, optimizer)
         recording.steps[number] += 1
         self._buffers.note(number)
         recording.flush()
@@ -328,6 +328,7 @@ class _Steps:
             unreduced=[known.number for known, parameter in held if is_unreduced(parameter)],
             is_own=self._is_own(optimizer),
             within=recording.within,
+            partial=[known.number for known, gradient in used if is_partial(gradient)],
         )
         return record, gradients
 

@@ -282,6 +282,13 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     return pieces, mesh.get_local_rank(cut[0]), dimension
 
 
+def is_partial(gradient: torch.Tensor) -> bool:
+    """Whether it is a DTensor with a summand on each rank, as that of a norm with sequence parallelism."""
+    placements: Any = getattr(gradient, "placements", ())
+    is_sum = len(placements) == 1 and placements[0].is_partial() and placements[0].reduce_op == "sum"
+    return is_sum and gradient.device_mesh.size() == torch.distributed.get_world_size()  # type: ignore[attr-defined]
+
+
 def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
     """By `id` of a parameter: the class of its outermost module, and its name in that. If several have it, the first
     name in alphabetical order, so all ranks have the same.

@@ -27,7 +27,7 @@ _UNITS = {
 }
 """The unit of a property's count; otherwise steps."""
 
-_TOGETHER = (Property.DENOMINATOR, Property.DATA)
+_TOGETHER = (Property.DENOMINATOR, Property.DATA, Property.COVERAGE)
 """Properties that are counted once for all ranks."""
 
 

@@ -83,6 +83,8 @@ WORDS: Mapping[str, str] = {
     "ranks.hook": "a communication hook changes the averaged gradients: {hooks}",
     "ranks.layout": "the watch does not support this sharding layout",
     "ranks.missing": "only {seen} of {ranks:rank} created an optimizer",
+    "ranks.holders": "only some ranks have an optimizer ({type}) of these parameters of a wrapped model: the watch "
+    "does not see the gradients of the others",
     "ranks.turns": "ranks step at different times",
     "ranks.no-group": "the {started:process} of the launcher formed no process group",
     "ranks.order": "the optimizers of the ranks have different parameter orders",
