@@ -373,13 +373,12 @@ class Weighed(Record):
 
 
 class Buffers(Record):
-    """Buffers of models, followed by `frozen` frozen parameters, after some steps of an optimizer. values: a sketch of
-    each."""
+    """Buffers of a model, followed by `frozen` parameters that are frozen or may be in no optimizer, after some steps.
+    values: a sketch of each."""
 
     names: list[str]
     values: Sketches
     frozen: int = 0
-    optimizer: int = -1
 
 
 class Hooked(Record):

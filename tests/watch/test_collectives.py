@@ -410,19 +410,46 @@ def test_buffers_are_read_once_for_each_optimizer(tmp_path):
     with records_in(tmp_path) as found:
         for model in (first, second):
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            for _ in range(4):
+            for _ in range(5):
                 model(torch.randn(4, 3)).square().mean().backward()
                 optimizer.step()
     buffers = [one for one in found if isinstance(one, records.Buffers)]
-    assert [(one.optimizer, len(one.names)) for one in buffers] == [(0, 3), (1, 3)]
+    assert [len(one.names) for one in buffers] == [3, 3]
 
 
-def test_models_with_equal_names_are_told_apart(tmp_path):
+def test_buffers_of_models_with_equal_names(tmp_path):
     first, second = models(2)
     with records_in(tmp_path) as found:
-        train_in_turns([[first], [second]], 3)
-    [buffers] = [one for one in found if isinstance(one, records.Buffers)]
-    assert sorted(buffers.names)[::3] == ["Sequential 0.1.num_batches_tracked", "Sequential 1.1.num_batches_tracked"]
+        train_in_turns([[first], [second]], 4)
+    buffers = [one for one in found if isinstance(one, records.Buffers)]
+    assert [len(one.names) for one in buffers] == [3, 3]
+    assert {one.names[0] for one in buffers} == {"Sequential.1.running_mean"}
+
+
+@pytest.mark.parametrize(("runs", "expected"), [(True, {"Sequential", "Linear"}), (False, {"1"})])
+def test_models_in_no_optimizer_are_compared_if_they_run(runs, expected, tmp_path, two_ranks):
+    [model], teacher = models(1), nn.Linear(3, 3).requires_grad_(False)
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            with torch.no_grad():
+                targets = teacher(torch.ones(4, 3)) if runs else 0.0
+            (model(torch.randn(4, 3)) - targets).square().mean().backward()
+            optimizer.step()
+    names = {name.partition(".")[0] for one in found if isinstance(one, records.Buffers) for name in one.names}
+    assert names == expected
+
+
+@pytest.mark.parametrize("held", [2, 1])
+def test_a_model_is_compared_whole_if_a_rank_steps_a_part(held, tmp_path, two_ranks):
+    model = nn.Linear(3, 3)
+    with records_in(tmp_path) as found:
+        optimizer = torch.optim.SGD([*model.parameters()][:held], 0.1)
+        for _ in range(4):
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+    names = [one.names for one in found if isinstance(one, records.Buffers)]
+    assert names == ([["weight", "bias"]] if held == 1 else [])
 
 
 @pytest.mark.parametrize("broadcasts", [True, False])

@@ -179,13 +179,12 @@ def use_the_same(here: list[Window]) -> bool:
 
 
 def judge_buffers(by_rank: Mapping[int, records.Buffers], findings: Findings) -> None:
-    """Leaves open differing buffers, such as BatchNorm statistics under DDP, and differing frozen parameters, such as
-    parts of one model on each rank."""
-    values = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
-    names = [*values[0]]
-    first = len(names) - next(iter(by_rank.values())).frozen
-    for code, of_kind in (("agreement.buffers", names[:first]), ("agreement.frozen", names[first:])):
-        apart = [name for name in of_kind if any(other.get(name) != values[0][name] for other in values)]
+    """Leaves open differing buffers, such as BatchNorm statistics under DDP, and parameters in no optimizer, such
+    as parts of one model on each rank."""
+    first, *others = [dict(zip(one.names, _rows(one.values), strict=True)) for one in by_rank.values()]
+    unheld = len(first) - max(one.frozen for one in by_rank.values())
+    for code, of_kind in (("agreement.buffers", [*first][:unheld]), ("agreement.frozen", [*first][unheld:])):
+        apart = [name for name in of_kind if any(other[name] != first[name] for other in others)]
         if apart:
             findings.leave_open(said(code, apart=len(apart), all=len(of_kind), names=apart))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from conformance.trace.assembler import Assembler
@@ -76,7 +76,7 @@ class Launch:
         self._follow_to = [one.follow for one in self._chapters if _overrides(one, "follow")]
         self._is_joined = False
         self._blind: set[int] = set()
-        self._buffers: dict[int, dict[int, records.Buffers]] = defaultdict(dict)
+        self._buffers = defaultdict[tuple[str, ...], dict[int, deque[records.Buffers]]](lambda: defaultdict(deque))
         self._histories: dict[Key, History] = {}
         self._some: dict[Key, Window] = {}
 
@@ -105,10 +105,12 @@ class Launch:
                     self.findings.lack(said("recorder-ended", reason=record.error))
                 self.blind(rank)
             case records.Buffers():
-                of_step = self._buffers[record.optimizer]
-                of_step[rank] = record
-                if len(of_step) == self.ranks > 1:
-                    agreement.judge_buffers(of_step, self.findings)
+                # The n-th of these models on each rank.
+                of_model = self._buffers[tuple(record.names)]
+                of_model[rank].append(record)
+                if len(of_model) == self.ranks > 1 and all(of_model.values()):
+                    by_rank = {of: noted.popleft() for of, noted in of_model.items()}
+                    agreement.judge_buffers(by_rank, self.findings)
             case records.Weighed():
                 self._pairing.weigh(rank, stream.clock, record)
             case records.Source():

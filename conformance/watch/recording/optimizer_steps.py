@@ -138,6 +138,7 @@ class _Steps:
         self._take_off()
         self._occupied.enter_context(recording.occupied())
         self._follow_bases(type(optimizer))
+        self._buffers.note(recording.optimizer(optimizer))
         self._step = _Outermost(
             frame,
             recording.backwards,
@@ -237,7 +238,7 @@ class _Steps:
             known.step(gradient, is_looked_at=isinstance(record, records.Stepped))
         remember_weights(recording.parameters.held(optimizer))
         recording.steps[number] += 1
-        self._buffers.note(number)
+        self._buffers.wait(number)
         recording.flush()
         limit = recording.settings.steps
         if limit is not None and all(count >= limit for count in recording.counts()):

@@ -289,6 +289,13 @@ def is_partial(gradient: torch.Tensor) -> bool:
     return is_sum and gradient.device_mesh.size() == torch.distributed.get_world_size()  # type: ignore[attr-defined]
 
 
+def outermost() -> list[torch.nn.Module]:
+    """The modules of the process that are in no other one. Slow: inspects all objects."""
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in vars(one)]
+    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
+    return [module for module in modules if id(module) not in inner]
+
+
 def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
     """By `id` of a parameter: the class of its outermost module, and its name in that. If several have it, the first
     name in alphabetical order, so all ranks have the same.
@@ -296,11 +303,9 @@ def names_of(parameters: Iterable[torch.Tensor]) -> dict[int, str]:
     Slow: inspects all objects of the process.
     """
     wanted = {id(one) for one in parameters}
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module) and "_modules" in vars(one)]
-    inner = {id(child) for module in modules for child in vars(module)["_modules"].values()}
     found: dict[int, str] = {}
-    for module in modules:
-        for name, one in module.named_parameters() if id(module) not in inner else ():
+    for module in outermost():
+        for name, one in module.named_parameters():
             if id(one) in wanted:
                 full = f"{type(module).__name__}.{name}"
                 found[id(one)] = min(full, found.get(id(one), full))

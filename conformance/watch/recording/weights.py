@@ -5,14 +5,17 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
+from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
 from conformance.watch import records
 from conformance.watch.recording.output import later
-from conformance.watch.recording.parameters import Known, plain
+from conformance.watch.recording.parameters import Known, outermost, plain
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 from conformance.watch.sketch import own
@@ -137,37 +140,64 @@ class Moving:
 
 
 _LOOKED_AFTER = 3
-"""Steps of an optimizer before buffers are read."""
+"""Steps of an optimizer before buffers are read: as the next one begins, when the script may have sent weights."""
 
 _SAMPLE = 0
 """The sample to read of large tensors, such as those of a frozen model."""
 
+_MOST_BESIDE = 8
+"""Limit of models that are followed besides those that train."""
+
 
 class Buffers:
-    """Reads the buffers and frozen parameters of each model once. Later optimizers may train other models."""
+    """Reads the buffers of each model once, and its parameters in no optimizer. Later optimizers may train other
+    models. beside: hooks in other models with such parameters, such as teachers. run: those of them that ran."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._seen: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._run: dict[torch.nn.Module, None] = {}
+        self._beside: list[RemovableHandle] = []
+        self._has_waited = False
+
+    def wait(self, optimizer: int) -> None:
+        """Waits once for forward passes of other models, before the last step that does not count."""
+        recording = self._recording
+        if recording.steps[optimizer] != _LOOKED_AFTER - 1 or not recording.is_with_others or self._has_waited:
+            return
+        self._has_waited = True
+        known = {id(one) for root in list(recording.roots) for one in root.modules()}
+        others = [one for one in outermost() if id(one) not in known and self._unheld(one)]
+        for module in others[:_MOST_BESIDE]:
+            self._beside.append(
+                module.register_forward_pre_hook(harmless(lambda one, _: self._run.update({one: None})))
+            )
 
     def note(self, optimizer: int) -> None:
-        """Notes `Buffers` after the third step of an optimizer, for models that were not seen yet."""
+        """Notes `Buffers` as the fourth step of an optimizer begins, for models that were not seen yet."""
         if self._recording.steps[optimizer] != _LOOKED_AFTER:
             return
-        roots = [root for root in list(self._recording.roots) if root not in self._seen]
+        for handle in self._beside:
+            handle.remove()
+        number = partial(self._recording.numbers.of, "root")
+        roots = [root for root in [*sorted(self._recording.roots, key=number), *self._run] if root not in self._seen]
         self._seen.update(roots)
+        self._run.clear()
         # DDP overwrites buffers, such as BatchNorm statistics, with those of rank 0 before each forward pass.
         wrappers = [one for one in list(self._recording.wrappers) if getattr(one, "broadcast_buffers", False)]
         overwritten = {id(buffer) for wrapper in wrappers for buffer in wrapper.buffers()}
-        buffers, frozen = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for root in roots:
-            model = type(getattr(root, "module", root)).__name__
-            of = f"{model} {self._recording.numbers.of('root', root)}." if len(roots) > 1 else ""
-            buffers |= {of + plain(name): one for name, one in root.named_buffers() if id(one) not in overwritten}
-            # Sharded parameters differ between ranks.
-            whole = [pair for pair in root.named_parameters() if not hasattr(pair[1], "placements")]
-            frozen |= {of + plain(name): one for name, one in whole if not one.requires_grad}
-        kept = {name: one for name, one in (buffers | frozen).items() if own(one).numel() and not one.is_meta}
-        if kept:
-            sketches = self._recording.sketching.of([(_SAMPLE, one) for one in kept.values()])
-            self._recording.note(records.Buffers([*kept], sketches, len(frozen.keys() & kept), optimizer))
+            of = f"{type(getattr(root, 'module', root)).__name__}." if len(roots) > 1 else ""
+            buffers = {of + plain(name): one for name, one in root.named_buffers() if id(one) not in overwritten}
+            unheld = {of + plain(name): one for name, one in self._unheld(root).items()}
+            kept = {name: one for name, one in (buffers | unheld).items() if own(one).numel() and not one.is_meta}
+            if kept:
+                sketches = self._recording.sketching.of([(_SAMPLE, one) for one in kept.values()])
+                self._recording.note(records.Buffers([*kept], sketches, len(unheld.keys() & kept)))
+
+    def _unheld(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """By name, the whole parameters that are frozen, or all if some are in no optimizer of this rank, and perhaps
+        in one of another rank. Sharded parameters differ between ranks."""
+        whole = {name: one for name, one in model.named_parameters() if not hasattr(one, "placements")}
+        is_all = any(one.requires_grad and self._recording.parameters.find(one) is None for one in whole.values())
+        return {name: one for name, one in whole.items() if is_all or not one.requires_grad}

@@ -121,7 +121,8 @@ WORDS: Mapping[str, str] = {
     "agreement.weights": "{apart} of {all} parameters differ between ranks: {names}",
     "agreement.parameters": "the optimizers of the ranks have different parameters",
     "agreement.buffers": "{apart} of {all} buffers differ between ranks: {names}",
-    "agreement.frozen": "{apart} of {all} frozen parameters differ between ranks: {names}",
+    "agreement.frozen": "{apart} of {all} parameters that are frozen, or in no optimizer of a rank, differ between "
+    "ranks: {names}",
     "agreement.between": "the script changes weights between steps",
     "coverage.some-steps": "only some steps of the optimizer have gradients",
     # What is wrong with the gradients of a step.
