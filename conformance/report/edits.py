@@ -117,6 +117,7 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
+        new = _of_the_same(at, new) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     if _is_there(call, at, side):
         if side == "below" and len(_indent(call)) < len(_indent(at)) and (condition := condition_of(at)) is not None:
@@ -129,6 +130,12 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         lines = call.near(before=call.number - condition.number + 1)
         return Edit(condition, "at", f"change the condition in {{{condition.at}}}", marked(lines, condition.number))
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
+
+
+def _of_the_same(at: Place, new: str) -> str:
+    """A call of an optimizer, with its name in the line that steps it."""
+    stepped = re.fullmatch(r"\s*([\w.]+)\.step\(\)\s*(#.*)?", at.own)
+    return new.replace("optimizer", stepped[1]) if stepped else new
 
 
 def _unlocated(what: str, side: str, at: Place) -> Edit:

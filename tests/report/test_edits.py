@@ -120,6 +120,14 @@ def test_an_edit_has_its_line_and_where_it_is_mechanical_the_change(text: str, r
     assert edit.is_whole == (code.startswith(("+", "-")) or "\n+" in code or "\n-" in code)
 
 
+@pytest.mark.parametrize(
+    ("line", "name"), [("self.inner.step()  # here", "self.inner"), ("loss.backward()", "optimizer")]
+)
+def test_a_new_call_has_the_optimizer_of_the_step(line: str, name: str) -> None:
+    edit = edit_of("zero_grad below step", {"step": Place("step", "a.py:9", line)})
+    assert edit is not None and edit.said("a.py") == f"add `{name}.zero_grad()` below line 9"
+
+
 def test_lines_of_other_files_are_named() -> None:
     edit = edit_of("it above step", {"it": CLIP, "step": OTHER})
     assert edit is not None and edit.said("a.py") == "move line 4 above b.py:9"

@@ -16,6 +16,7 @@ from conformance.watch import records
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.history import MOST_HISTORIES, Curve
 from conformance.watch.judging.watch_judge import judged
+from conformance.watch.judging.windows import Scene
 from conformance.watch.report.digest import digest, lines
 from conformance.watch.report.junit import junit
 from conformance.watch.report.sentences import sentence
@@ -24,7 +25,7 @@ from conformance.watch.report.watch_page import page
 from conformance.watch.report.watch_terminal import render
 from conformance.watch.verdict import outcome
 
-from .scripts import Script, accused, total
+from .scripts import Script, accused, stepped, total
 
 COMMAND = ["python", "<train>.py"]
 SCHEMA = json.loads((Path(__file__).parents[1] / "report" / "sarif-schema-2.1.0.json").read_text())
@@ -82,6 +83,39 @@ def test_an_edit_without_a_scene_names_the_step_of_the_only_optimizer(optimizers
     findings.add(Finding("watch/used", said("used.cleared-before"), 0, (0,), ("train.py", 4)))
     [card] = cards([*findings.causes.values()], findings, "")
     assert card.edit.said("train.py") == does
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "line", "does"),
+    [
+        (0, 5, "move line 5 above line 4"),
+        (1, 5, "add `scaler.unscale_(optimizer)` above line 4"),  # of another optimizer
+        (0, 6, "add `scaler.unscale_(optimizer)` above line 4"),  # by `scaler.step`
+    ],
+)
+def test_an_edit_moves_only_a_call_of_the_optimizer(optimizer, line, does):
+    findings = Findings()
+    found = Finding("watch/unscale-before-clip", said("clipping.scaled-norm", limit=1.0, scale=8.0), 0, (0,), ["a", 4])
+    found.optimizer = 0
+    findings.add(found)
+    calls = [records.Unscaled(optimizer, 8.0, ["a", line]), stepped([0])]
+    calls[1].site = ["a", 6]
+    findings.scenes[found.key] = Scene(0, 0, {0: calls}, 0)
+    [card] = cards([*findings.causes.values()], findings, "")
+    assert card.edit.said("a") == does
+
+
+def test_the_number_of_steps_is_unknown_if_differences_show_only_at_first():
+    findings = Findings(stepped=Counter({0: 12}))
+    for step in (0, 1):
+        findings.add(Finding("watch/averaged", said("own-gradients"), step, (0,), optimizer=0, is_bare=True))
+    [card] = cards([*findings.causes.values()], findings, "")
+    assert card.extent == "first at step 0 of 12"
+
+
+@pytest.mark.parametrize(("times", "shown"), [(1.0, "1x"), (1.002, "1.002x"), (0.99997, "0.99997x"), (1.2345, "1.23x")])
+def test_a_factor_is_not_rounded_to_1(times, shown):
+    assert shown in sentence(said("steps-farther", times=times))
 
 
 def test_the_first_wrong_window_is_beside_a_right_one(findings):

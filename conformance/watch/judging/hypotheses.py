@@ -363,7 +363,7 @@ SHARES: Sequence[Row[Shares]] = (
     ),
     # There is nothing to average in the gradients of one rank.
     Row(Fact("ranks.left-out", "table"), lambda of: of.are_ranks_left_out and of.are_common),
-    Row(Wrong(_AVERAGED, "ranks-missing", "table"), lambda of: bool(of.lost), None, _loses, _at, _are_missing),
+    Row(Wrong(_AVERAGED, "ranks-missing", "rank table"), lambda of: bool(of.lost), None, _loses, _at, _are_missing),
     # Operations that belong once in a window but ran for each micro-batch.
     Row(Wrong(_EVERY, "divided-again", "table", once=True), lambda of: of.is_divided_again, effect=_counts),
     Row(Wrong(_EVERY, "summed-again", "table", once=True), lambda of: of.is_summed_again, effect=_counts),

@@ -38,6 +38,8 @@ FIXES: Mapping[str, str] = {
     "all-reduce `p.grad` of these too",
     "some-not-summed": _SUM_STAGES,
     "ranks.one-loss-averaged": _SUM_STAGES,
+    "ranks-missing": "average over all ranks that have the same parameter: check the process group, and leave "
+    "`no_sync()` before the forward pass of the last micro-batch",
     "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
     "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
     "micro-batches-missing": "do not clear or replace gradients within a window",

@@ -155,7 +155,7 @@ WORDS: Mapping[str, str] = {
     "old-in-step": "gradients were not cleared: the step has those of earlier windows ({table})",
     "micro-batches-missing": "the step lacks micro-batch {places} ({table})",
     "micro-batches-own": "micro-batch {places} was not averaged over the ranks ({table})",
-    "ranks-missing": "the step lacks the gradients of some ranks ({table})",
+    "ranks-missing": "rank {rank} steps without gradients of some ranks (weights of {table})",
     "divided-again": "the accumulated gradients were divided after each micro-batch ({table})",
     "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
     "added-again": "each micro-batch added the accumulated gradients again ({table})",

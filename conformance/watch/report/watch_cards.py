@@ -139,7 +139,14 @@ def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str,
     optimizers = [*findings.steps_at] if first.optimizer is None else [first.optimizer]
     if len(optimizers) == 1:
         sites["step"] = findings.steps_at.get(optimizers[0])
-    sites |= {moments.event(record): getattr(record, "site", None) for record in calls}
+    # A scaler's step also unscales.
+    steps = [record.site for record in calls if isinstance(record, (records.Stepped, records.Skipped))]
+    sites |= {
+        moments.event(record): getattr(record, "site", None)
+        for record in calls
+        if not isinstance(record, records.Unscaled)
+        or (record.optimizer == first.optimizer and record.site not in steps)
+    }
     sites |= {"optimizer": findings.made.get(first.optimizer or 0), "it": first.site}
     if first.backward is not None:
         sites["backward"] = first.backward
