@@ -19,7 +19,7 @@ from .edits import Edit, edit_of
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of, some_ranks
-from .places import RAISED, Place, calls_of, each_once, looked_at, own_line, own_place
+from .places import RAISED, RESUMES, SAVES, Place, calls_of, each_once, looked_at, own_line, own_place
 from .signs import OR, Cause
 from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
@@ -99,7 +99,7 @@ class Card:
         if self.edit:
             yield Part("edit", self.edit.said(file if self.place and self.place in headline else ""))
             yield from [Part("", self.edit.code, "source")] if self.edit.code else []
-        if self.fix and not (self.edit and self.edit.is_whole):
+        if self.fix and not self.edit:
             yield Part("for example", self.fix, "code")
         yield from (Part(label, text) for label, text in self.facts)
         yield from (Part("also", text) for text in self.also)
@@ -218,6 +218,8 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     debug = "debug with the script of the first command below" if len(commands) > 1 else None
     known = _known_lines(example, law)
     edit = edit_of(_edits(law, text, bugs, cause, is_known=is_known) or _named(of_error, known), known)
+    # What a resume gets wrong is between save, load and the first step, not where it shows.
+    only = (RESUMES, SAVES) if cause.key in _OF_GUARDS else ()
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
     if edit is not None and role != RAISED:
         first = own_place(example, looked[0][1]) if looked else None
@@ -229,7 +231,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         where=where,
         role=role,
         own_line=own_line(example, where) if where else None,
-        places=each_once(looked) if edit is None else edit.others(each_once(looked)),
+        places=each_once(looked) if edit is None else edit.others(each_once(looked, only)),
         facts=tuple(_facts(failure, law, bugs)),
         slice=law.slice if law else (),
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
@@ -251,10 +253,13 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
     """What was expected and observed, and why the numbers follow."""
     example, cause = failure.example, failure.cause
     is_known, numbers = cause.kind in ("bug", "pair"), [*_numbers(example)]
+    broken = [one for one in example.guards if not one.holds and cause.key in (one.diagnosis, one.name)]
     if law is not None:
         on = some_ranks(law, example)
         observed = f"{on}, {law.observed}" if on else law.observed
         yield from (("expected", law.expected), ("observed", observed), ("why", law.why))
+    elif cause.kind == "guard" and broken:
+        yield "expected", f"{broken[0].name}: {broken[0].expected}"
     elif numbers:
         yield from numbers
     elif rest := _rest(example.headline, failure.text):

@@ -77,11 +77,6 @@ class Edit:
             kept += [one] if one.at not in seen and not is_of_call else []
         return tuple(kept)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether its code has the change."""
-        return any(line.startswith(("+", "-")) for line in self.code.splitlines())
-
     def titled(self, role: str, where: str | None) -> tuple[str, str]:
         """The role and the line for a title: of the problem, if the edit names its line, else of the edit."""
         return (role, where) if role == "at" and where in self.shown else (self.role, self.place.at)

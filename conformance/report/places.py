@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import dropwhile, takewhile
@@ -113,11 +113,11 @@ def own_place(case: CaseRecord, line: Lines) -> Place | None:
     return next(iter(mine[-1:] or found), None)
 
 
-def each_once(looked: Iterable[tuple[str, Lines]]) -> tuple[Place, ...]:
-    """The places of these lines, each with its first role."""
+def each_once(looked: Iterable[tuple[str, Lines]], only: Collection[str] = ()) -> tuple[Place, ...]:
+    """The places of these lines, each with its first role. only: those with one of these roles, if any are given."""
     found: dict[str, Place] = {}
     for label, line in looked:
-        for place in places_of(label, line.where, line.source):
+        for place in places_of(label, line.where, line.source) if label in only or not only else ():
             found.setdefault(place.at, place)
     return tuple(found.values())
 
@@ -148,7 +148,7 @@ _EVENTS: Mapping[Call, tuple[str, ...]] = {
 SEEN = "seen at"
 
 #: The role of the line that loads a checkpoint. What is restored follows it.
-RESUMES = "resumes at"
+RESUMES, SAVES = "resumes at", "saves at"
 
 #: The role of the line of a crash.
 RAISED = "raised at"
@@ -176,7 +176,7 @@ def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterat
         yield "starts at", starts
     elif (is_seen_later or (law is None and reason.where is None)) and _is_of_resume(failure):
         yield from [(RESUMES, case.read_at)] if case.read_at else []
-        yield from [("saves at", case.saved_at)] if case.saved_at else []
+        yield from [(SAVES, case.saved_at)] if case.saved_at else []
     calls = [*_calls(case)]
     if law is not None and law.where is not None:
         yield SEEN if is_seen_later else "at", Lines(law.where, law.source)

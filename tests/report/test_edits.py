@@ -117,7 +117,6 @@ def test_an_edit_has_its_line_and_where_it_is_mechanical_the_change(text: str, r
     assert edit is not None
     assert (edit.role, edit.said("a.py")) == (role, said)
     assert edit.code.startswith(code) if "sch" in code else edit.code == code
-    assert edit.is_whole == (code.startswith(("+", "-")) or "\n+" in code or "\n-" in code)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_a_call_behind_the_condition_of_the_other_one_is_indented(tmp_path: Path
     known = {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in (("step", 3), ("it", 4))}
     edit = edit_of("it below step; change it", known)
     assert edit is not None and edit.said("a.py") == said
-    assert edit.is_whole == ("+   |     optimizer.zero_grad()\n- 4 |" in edit.code) == header.startswith("if")
+    assert ("+   |     optimizer.zero_grad()\n- 4 |" in edit.code) == header.startswith("if")
 
 
 def test_records_with_one_neighbour_on_each_side_are_read() -> None:
@@ -196,7 +195,7 @@ def test_records_with_one_neighbour_on_each_side_are_read() -> None:
 
 def test_a_line_of_code_to_add_is_a_diff() -> None:
     edit = edit_of("add `sampler.set_epoch(epoch)` above it", {"it": CLIP})
-    assert edit is not None and edit.is_whole and "+   |     sampler.set_epoch(epoch)\n  4 |" in edit.code
+    assert edit is not None and "+   |     sampler.set_epoch(epoch)\n  4 |" in edit.code
 
 
 @pytest.mark.parametrize(

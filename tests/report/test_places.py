@@ -74,7 +74,7 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
             RESUMED | {"saved_at": Lines("train.py:90")},
             [("resumes at", 42), ("saves at", 90), ("seen at", 75), ("schedule", 79)],
         ),
-        (RESUMED | {"guards": (ELSEWHERE,)}, [("from", 42), ("seen at", 75)]),
+        (RESUMED | {"guards": (ELSEWHERE,)}, [("from", 42)]),
         (RESUMED | {"read_at": None}, [("seen at", 75), ("schedule", 79)]),
         # Its numbers were wrong before the stop.
         (RESUMED | {"resumed_at": 5}, [("seen at", 75), ("schedule", 79)]),

@@ -113,7 +113,7 @@ def test_divisors_of_losses(windows, expected):
 
 def test_a_fact_and_a_finding_have_their_numbers():
     found = judged(lengths((2, 2, 3), 2))
-    assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3]}
+    assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3], "times": 1.5}
     [cause] = judged(lengths((4, 4, 3), 4), ranks=2).causes.values()
     first = cause.first
     assert (first.says.values, first.effect.values) == ({"passes": 3, "number": 4}, {"factor": 0.75})

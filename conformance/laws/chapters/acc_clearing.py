@@ -30,7 +30,7 @@ _FIX = """
     why="""A backward adds to the existing gradients. Without clearing, step k uses g₀ + g₁ + ... + gₖ, which acts like
         momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
-    advice="call `optimizer.zero_grad()` once, before the first backward of each window",
+    advice="call `optimizer.zero_grad()` once a window: before its first backward, or after its step",
     edit="zero_grad below step",
     fix=_FIX,
 )
@@ -42,7 +42,7 @@ def cleared_between_windows(window: Window) -> Outcome:
     if found == "some" and (left := _left(window)):
         several = f"{len(left)} unused backwards of no micro-batch, the first {left[0]}"
         one = f"{left[0]}, an unused backward of no micro-batch"
-        return _adds_to(window, several if left[1:] else one, "those of other backwards", left[:1])
+        return _adds_to(window, several if left[1:] else one, "other backwards", left[:1])
     previous = window.previous
     if found is None or previous is None:
         return None
@@ -63,7 +63,7 @@ def cleared_between_windows(window: Window) -> Outcome:
     return _adds_to(
         window,
         f"window {previous.number}, {before}{partly}",
-        "earlier ones",
+        "earlier windows",
         (*previous.attempts[-1:], *clears),
     )
 
@@ -76,7 +76,7 @@ def _adds_to(window: Window, of: str, others: str, shows: Sequence[trace.Event])
         observed=f"{first} of window {window.number} added to the gradients of {of}",
         why="a backward adds to the existing gradients",
         shows=(*shows, first),
-        effect=f"Window {window.number} steps with the sum of its own gradients and {others}.",
+        effect=f"Window {window.number} also uses gradients of {others}.",
     )
 
 

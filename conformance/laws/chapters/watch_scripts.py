@@ -86,7 +86,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/unscaled",
             "Gradients MUST be divided by the loss scale exactly once before a step.",
-            "The update or the clipping is wrong by the factor of the loss scale.",
+            "The update or the clipping is wrong by the factor that remains.",
             "call `scaler.unscale_(optimizer)` once before clipping; otherwise `scaler.step(optimizer)` unscales",
             ("loss-scale", "own"),
         ),
@@ -239,9 +239,9 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/own-data",
             "Each rank MUST train on different data.",
-            "Ranks repeat each other's work: an epoch takes as long as on one rank.",
-            "if ranks draw at random, seed each differently (`seed + rank`); else deal out the samples with "
-            "`DistributedSampler(dataset)`, which has one seed for all ranks",
+            "Ranks repeat each other's work: one rank would give the same result.",
+            "use `DistributedSampler(dataset)`, or, if ranks draw at random, call `torch.manual_seed(seed + rank)` "
+            "after the model is created",
             ("data", "same"),
             edit="find the seed or the sampler at or above it",
         ),

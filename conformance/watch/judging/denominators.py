@@ -158,7 +158,8 @@ class Losses(Chapter):
         if not self._steady.suspects("watch/divided-once"):
             facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
         for nominal, lengths in facts.items():
-            says = said("micro-batches.divided", number=nominal, passes=sorted(lengths))
+            [(usual, _)] = lengths.most_common(1)
+            says = said("micro-batches.divided", number=nominal, passes=sorted(lengths), times=usual / nominal)
             if nominal == self._ranks and lengths.keys() == {1}:
                 says = said("micro-batches.divided-by-ranks", ranks=nominal)
             self._open(optimizer, says, lengths.total())
@@ -207,7 +208,7 @@ def _of_passes(window: Window) -> Iterator[_Wrong]:
     divisors = [divisors_of(one) if is_mean(one) else [] for one in passes]
     # No mean is divided by the number of micro-batches and, for another reason, by the same number again.
     if number >= _SEVERAL and all(of_one == 2 * [number] for of_one in divisors):
-        fact = said("micro-batches.divided", number=number**2, passes=[number])
+        fact = said("micro-batches.divided", number=number**2, passes=[number], times=1 / number)
         yield _Wrong("watch/divided-once", said("micro-batches.divided-twice", number=number), 1 / number, fact)
     # A script that concatenates batches, or leaves some out on purpose, has one mean and does not divide it.
     elif number == 1 and batches >= _SEVERAL and passes[0].loader is not None and divisors == [[batches]]:

@@ -23,7 +23,7 @@ from conformance.watch.judging.incoming import Hooked, Numbering
 from conformance.watch.judging.loss_scale import Finite, LossScale
 from conformance.watch.judging.many_steps import Steady
 from conformance.watch.judging.pairing import Lacking, Pairing
-from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.properties import EXPLAINED, FACTS
 from conformance.watch.judging.replicas import Models
 from conformance.watch.judging.same_samples import Samples
 from conformance.watch.judging.schedules import Schedules
@@ -186,8 +186,9 @@ class Launch:
         started = max((stream.began.started for stream in self.streams.values()), default=1)
         if started > ranks == 1 and any(stream.steps for stream in self.streams.values()):
             findings.leave_open(said("ranks.no-group", started=started))
-        if "watch/means-averaged" in laws_of(findings.causes.values()):
-            findings.open.pop("ranks.sum", None)
+        whys = laws_of(findings.causes.values()) | {cause.first.says.code for cause in findings.causes.values()}
+        for code in [code for code in findings.open if EXPLAINED.get(code, frozenset()) & whys]:
+            del findings.open[code]
         if findings.idle["idle.coarse"] > findings.steps:
             findings.leave_open(said("changed.coarse"), findings.idle["idle.coarse"])
         if groups - {ranks} and ranks > 1:

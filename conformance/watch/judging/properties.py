@@ -194,3 +194,18 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "clearing.discarded": (Property.CLEARING, "discarded"),
     "clearing.part": (Property.CLEARING, "discarded"),
 }
+
+_OF_A_SUM = frozenset({"watch/means-averaged", "watch/averaged-once"})
+_OF_OLD_PARAMETERS = frozenset({"held.replaced"})
+
+EXPLAINED: Mapping[str, frozenset[str]] = {
+    "ranks.sum": _OF_A_SUM,
+    "micro-batches.total": _OF_A_SUM,
+    "micro-batches.totals": _OF_A_SUM,
+    "denominator.constant": _OF_A_SUM,
+    "clearing.discarded": frozenset({"watch/used"}),
+    "coverage.of-no-step": _OF_OLD_PARAMETERS,
+    "coverage.outdated": _OF_OLD_PARAMETERS,
+    "coverage.unreached": _OF_OLD_PARAMETERS,
+}
+"""Facts that are consequences, by code: the laws and the codes of problems that explain them."""

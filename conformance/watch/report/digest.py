@@ -63,7 +63,8 @@ def headline(of: Outcome, findings: Findings) -> str:
     judged = f"{proven} used the correct gradients." if of.verdict == "CONFORMS" else f"{proven} proven correct."
     if asked := open_cards(of.rows, findings):
         questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
-        return f"{questions}: {asked[0].headline}. Is this intended? {judged}"
+        asks = f"{questions}: {asked[0].headline}. Is this intended?"
+        return f"{asks} {judged}" if of.verdict == "CONFORMS" else asks
     return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
 
 

@@ -139,11 +139,14 @@ def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str,
     optimizers = [*findings.steps_at] if first.optimizer is None else [first.optimizer]
     if len(optimizers) == 1:
         sites["step"] = findings.steps_at.get(optimizers[0])
+    # A call that is missing in the wrong window may be in a correct one.
+    good = _good(scene, findings) if scene else None
+    known = [*([record for done in good.of.values() for record in done] if good else []), *calls]
     # A scaler's step also unscales.
-    steps = [record.site for record in calls if isinstance(record, (records.Stepped, records.Skipped))]
+    steps = [record.site for record in known if isinstance(record, (records.Stepped, records.Skipped))]
     sites |= {
         moments.event(record): getattr(record, "site", None)
-        for record in calls
+        for record in known
         if not isinstance(record, records.Unscaled)
         or (record.optimizer == first.optimizer and record.site not in steps)
     }
@@ -196,7 +199,7 @@ def _extent(cause: Cause, findings: Findings) -> str:
     first = cause.first
     if first.step is None:
         return "in the whole run"
-    of = f" of optimizer {first.optimizer}" if first.optimizer else ""
+    of = f" of optimizer {first.optimizer + 1}" if first.optimizer else ""
     every = findings.stepped[first.optimizer] if first.optimizer is not None else 0
     # Ranks with equal weights show that they use different gradients, until their weights differ.
     if 1 < cause.steps <= every and not first.is_bare:
