@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch.sizes import BLOCK, SAMPLED, SMALL, WHOLE, WIDTH, spread
 
@@ -213,6 +214,11 @@ def own(tensor: Any) -> torch.Tensor:
     """The part of a DTensor that is on this rank; any other tensor itself."""
     local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """False for meta and fake tensors, which only have shapes, and for nested ones, which sketches do not support."""
+    return not (tensor.is_meta or tensor.is_nested or isinstance(own(tensor.data), FakeTensor))
 
 
 def _signs(number: int, length: int) -> torch.Tensor:

@@ -6,14 +6,13 @@ import weakref
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from conformance.watch import records
 from conformance.watch.recording.losses import leaves
 from conformance.watch.recording.parameters import names_of
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
-from conformance.watch.sketch import own
+from conformance.watch.sketch import has_values
 
 
 class Coverage:
@@ -115,9 +114,8 @@ class Coverage:
                     self._frozen[id(one)] = weakref.ref(one)
 
     def _stays(self, parameter: torch.Tensor, steps: int) -> bool:
-        """Whether it has kept one value for some steps. False for meta and fake tensors, which only have shapes, and
-        for nested ones, which sketches do not support."""
-        if parameter.is_meta or parameter.is_nested or isinstance(own(parameter.data), FakeTensor):
+        """Whether it has kept one value for some steps."""
+        if not has_values(parameter):
             return False
         # On the CPU, because it may move to another device in between.
         value = self._recording.sketching.of([(WHOLE, parameter.data)])[0].cpu()

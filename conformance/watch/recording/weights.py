@@ -18,7 +18,7 @@ from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known, outermost, plain
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
-from conformance.watch.sketch import own
+from conformance.watch.sketch import has_values, own
 
 
 def note_weights(recording: Recording, calls: int) -> None:
@@ -190,7 +190,7 @@ class Buffers:
             of = f"{type(getattr(root, 'module', root)).__name__}." if len(roots) > 1 else ""
             buffers = {of + plain(name): one for name, one in root.named_buffers() if id(one) not in overwritten}
             unheld = {of + plain(name): one for name, one in self._unheld(root).items()}
-            kept = {name: one for name, one in (buffers | unheld).items() if own(one).numel() and not one.is_meta}
+            kept = {name: one for name, one in (buffers | unheld).items() if own(one).numel() and has_values(one)}
             if kept:
                 sketches = self._recording.sketching.of([(_SAMPLE, one) for one in kept.values()])
                 self._recording.note(records.Buffers([*kept], sketches, len(unheld.keys() & kept)))
