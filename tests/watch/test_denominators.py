@@ -114,8 +114,9 @@ def test_divisors_of_losses(windows, expected):
 def test_a_fact_and_a_finding_have_their_numbers():
     found = judged(lengths((2, 2, 3), 2))
     assert found.open[DIVIDED].says.values == {"number": 2, "passes": [3], "times": 1.5}
-    [cause] = judged(lengths((4, 4, 3), 4), ranks=2).causes.values()
+    [cause] = judged(lengths((4, 4, 3, 4, 4, 3), 4), ranks=2).causes.values()
     first = cause.first
+    assert (cause.count, cause.steps) == (4, 2)
     assert (first.says.values, first.effect.values) == ({"passes": 3, "number": 4}, {"factor": 0.75})
     assert (first.law, first.step, first.site, cause.ranks) == (LENGTH, 2, LINE, {0, 1})
 
@@ -200,6 +201,15 @@ def test_passes_of_one_loss(calls, facts, expected):
     each = {"loader": [3] * len(calls), "calls": calls, "own_calls": calls, "made_by": "a" * len(calls), **facts}
     passes = [of(**{name: values[place] for name, values in each.items()}) for place in range(len(calls))]
     assert shown(judged([passes] * 4)) == expected
+
+
+def test_sums_that_are_the_same_up_to_rounding_are_one():
+    script = Script()
+    for _ in range(4):
+        both = total(fed(script, [of()], 2))
+        script.step([total([both], 1 + rank * 2e-6) for rank in range(2)])
+        script.clear()
+    assert laws(script.findings()) == {MEANS}
 
 
 def share(number, counts, times=1):

@@ -91,6 +91,7 @@ def test_the_effect_of_clipping_scaled_gradients():
         (64.0, [], 16.0, 0),
         (None, [64.0], 1.0, 0),
         (1.0, [], 1.0, 0),
+        (None, [1.01], 1.0, 0),  # the weight of a loss
         (2.0, [], 1.0, 0),  # a scale that was left in, equal to the number of ranks
     ],
 )

@@ -133,27 +133,30 @@ class Losses(Chapter):
                 self._open(optimizer, says, counts[True] * self._ranks)
         # The script may have used cleared passes in other ways.
         are_cleared = any(law == "watch/used" for law, _ in self._findings.causes)
+        short: list[tuple[Finding, Window]] = []
         for (optimizer, _), of in self._lengths.items():
             self._findings.seen[Property.MICRO_BATCHES] += of.right.total()
             if not are_cleared:
-                self._judge_lengths(optimizer, of)
+                short += self._judge_lengths(optimizer, of)
             # Half of a loss may be intended, and so may a window that is left out.
             if 2 * of.added.total() > of.windows and not self._steady.suspects("watch/means-averaged"):
                 self._open(optimizer, said("micro-batches.sum", passes=sorted(+of.added)), of.added.total())
             if of.twice:
                 self._open(optimizer, said("micro-batches.divided-twice", number=_SEVERAL - 1), of.twice)
+        # A step counts once for all ranks.
+        for finding, window in sorted(short, key=lambda one: one[1].index):
+            self._findings.add(finding, [window])
 
     def _open(self, optimizer: int, says: Said, count: int) -> None:
         self._findings.leave_open(says, count, site=self._at.get(optimizer))
 
-    def _judge_lengths(self, optimizer: int, of: _Lengths) -> None:
+    def _judge_lengths(self, optimizer: int, of: _Lengths) -> list[tuple[Finding, Window]]:
         [(usual, _)] = of.right.most_common(1) or [(0, 0)]
-        short = of.short(usual)
-        for window in short:
+        short = []
+        for window in of.short(usual):
             number = len(window.backwards)
             short_window = said("micro-batches.short", passes=number, number=usual)
-            wrong = _Wrong("watch/window-length", short_window, number / usual)
-            self._findings.add(wrong.of(window), [window])
+            short.append((_Wrong("watch/window-length", short_window, number / usual).of(window), window))
         facts = {usual: of.off[usual]} if of.off[usual] and not short else {}
         if not self._steady.suspects("watch/divided-once"):
             facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
@@ -163,6 +166,7 @@ class Losses(Chapter):
             if nominal == self._ranks and lengths.keys() == {1}:
                 says = said("micro-batches.divided-by-ranks", ranks=nominal)
             self._open(optimizer, says, lengths.total())
+        return short
 
 
 class _Wrong(NamedTuple):
@@ -186,7 +190,9 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
     here, ranks = together.here, together.ranks
     if ranks == 1 or together.is_joined or is_of_all_ranks(here):
         return
-    if near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
+    # Gradients that were not cleared may be as long as the new ones.
+    are_old = any(one.sketch[..., 2].any() for window in here for of in window.old.values() for one in of)
+    if not are_old and near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
         fact = said("ranks.sum", ranks=ranks)
         yield _Wrong("watch/means-averaged", said("ranks.means-added"), ranks, fact)
     passes = passes_of(here)

@@ -70,8 +70,9 @@ class Fit:
 
     @property
     def right(self) -> float:
-        """1, or the factor of a mean over all targets, if the factor may equal it; else its middle."""
-        return self.found(1.0, self.over_total) or self.kappa.middle
+        """1, the factor of a mean over all targets or of a sum over the ranks, if the factor may equal it; else its
+        middle."""
+        return self.found(1.0, self.over_total, self.ranks) or self.kappa.middle
 
     @property
     def is_scaled(self) -> bool:

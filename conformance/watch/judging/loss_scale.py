@@ -161,7 +161,12 @@ def _left_in(window: Window, together: Together) -> float | None:
 def _is_undone(window: Window, together: Together) -> bool:
     """Whether the losses have a scale other than 1, and the step divides by exactly this scale."""
     own, kappas = scale_of(window) or 1.0, together.kappas.get(window.rank, [])
-    if window.step is None or len(window.scales) != 1 or window.scales[0] * own == 1.0 or not kappas:
+    if (
+        window.step is None
+        or len(window.scales) != 1
+        or not kappas
+        or isclose(window.scales[0] * own, 1, rel_tol=_NEAR)
+    ):
         return False
     # A sum over ranks concerns another property, unless the scale equals the number of ranks.
     rights = {1.0, float(together.ranks)} - {window.scales[0] * own}
