@@ -19,7 +19,7 @@ from .edits import Edit, edit_of
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of, some_ranks
-from .places import RAISED, RESUMES, SAVES, Place, calls_of, each_once, looked_at, own_line, own_place
+from .places import RAISED, RESUMES, SAVES, Place, calls_of, each_once, kind_of, looked_at, own_line, own_place
 from .signs import OR, Cause
 from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
@@ -279,6 +279,8 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     lines = calls_of(case)
     if law is not None and law.where is not None:
         lines["it"] = Lines(law.where, law.source)
+        # Other calls of this kind may be correct.
+        lines |= {kind_of(one.event): lines["it"] for one in law.slice if one.marked and one.where == law.where}
     elif case.verdict == "CRASH" and case.reason is not None and case.reason.where is not None:
         lines["it"] = Lines(case.reason.where, case.reason.source)
     if law is not None and law.origin is not None:

@@ -114,7 +114,9 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     if call is None:
         new = _of_the_same(at, new) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
-    if _is_there(call, at, side):
+    is_inside = len(_indent(call)) > len(_indent(at))
+    if _is_there(call, at, side) or (_follows(call, at, side) and not is_inside and call.own and at.own):
+        # It is in this order already, so moving it changes nothing.
         if side == "below" and len(_indent(call)) < len(_indent(at)) and (condition := condition_of(at)) is not None:
             # The call is made also where the other one is not.
             code = _diff(at, side, call.own.strip(), call)
@@ -124,13 +126,30 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         # A call in the correct order that is not always made.
         lines = call.near(before=call.number - condition.number + 1)
         return Edit(condition, "at", f"change the condition in {{{condition.at}}}", marked(lines, condition.number))
+    if _are_apart(call, at):
+        return Edit(call, "at", f"change {{{call.at}}}", call.code)
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
 
 
 def _of_the_same(at: Place, new: str) -> str:
     """A call of an optimizer, with its name in the line that steps it."""
-    stepped = re.fullmatch(r"\s*([\w.]+)\.step\(\)\s*(#.*)?", at.own)
+    stepped = re.fullmatch(r"\s*(\S+)\.step\(\)\s*(#.*)?", at.own)
     return new.replace("optimizer", stepped[1]) if stepped else new
+
+
+def _are_apart(one: Place, other: Place) -> bool:
+    """Whether two lines are in two files or functions, as far as the lines around the first show where its function
+    begins and ends."""
+    if one.at.rpartition(":")[0] != other.at.rpartition(":")[0]:
+        return True
+    numbers = sorted(one.numbered)
+    texts = {number: text for number, text in one.numbered.items() if text.strip()}
+    header = texts.get(min(numbers, default=0), "").lstrip()
+    if not header.startswith(("def ", "async def ")):
+        return False
+    outer = len(texts[numbers[0]]) - len(header)
+    later = (at for at, text in texts.items() if at > one.number and len(text) - len(text.lstrip()) <= outer)
+    return other.number < numbers[0] or other.number >= next(later, other.number + 1)
 
 
 def _unlocated(what: str, side: str, at: Place) -> Edit:

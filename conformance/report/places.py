@@ -162,8 +162,13 @@ def calls_of(case: CaseRecord) -> dict[str, Lines]:
     found |= case.calls
     if first is not None and first.where is not None:
         found["step" if first.quantity == "weights" else "backward_begin"] = Lines(first.where, first.source)
-    found = {kind.removesuffix("_begin").removesuffix("_enter"): line for kind, line in found.items()}
+    found = {kind_of(event): line for event, line in found.items()}
     return found | {kind: at for kind, at in (("load", case.read_at), ("save", case.saved_at)) if at is not None}
+
+
+def kind_of(event: str) -> str:
+    """The kind of call that an event notes, as edits name it."""
+    return event.removesuffix("_begin").removesuffix("_enter")
 
 
 def looked_at(failure: Failure, law: Finding | None, text: Law | None) -> Iterator[tuple[str, Lines]]:

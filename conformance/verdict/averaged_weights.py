@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from conformance.cases.case import Case
 from conformance.laws.subjects import Run
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.averages import averages, right, wrong
+from conformance.oracle.averages import Averaging, averages, right, wrong
 from conformance.oracle.recurrence import Trajectory
 from conformance.trace.events import Average, AverageReport
 from conformance.verdict.comparison import outside
@@ -20,13 +20,14 @@ from conformance.workloads.precision import Format
 @dataclass(frozen=True)
 class Averaged:
     """``way``: a choice of the trainer, if its averages are correct. ``missing``: averages that the adapter does not
-    report, in words. ``wrong``: the bug, in words; ``diagnosis``: its name. ``where``: the line of the first update
-    that was seen, or of the first report."""
+    report, in words. ``wrong``: the bug, in words; ``diagnosis``: its name; ``advice``: what to change. ``where``: the
+    line of the first update that was seen, or of the first report."""
 
     way: Way | None = None
     missing: str | None = None
     wrong: str | None = None
     diagnosis: str = ""
+    advice: str = ""
     where: str | None = None
 
 
@@ -46,8 +47,8 @@ def judged_average(case: Case, runs: Sequence[Run], trajectory: Trajectory) -> A
     if (fits := next((by for by, other in others if other is None), None)) is not None:
         return Averaged(way=fits.way if trajectory.skips else None)
     bugs = (by for by in wrong(problem) if by.stored is None or _are_in(by.stored, reports))
-    fitting = (by.text for by in bugs if _first_other(reports, averages(problem, trajectory, by)) is None)
-    known = next(fitting, "")
+    fitting = (by for by in bugs if _first_other(reports, averages(problem, trajectory, by)) is None)
+    known = next(fitting, Averaging(fix=f"average as `task.average` says: {average.kind}"))
     event, index, box = max((other for _, other in others if other is not None), key=lambda other: other[0].step)
     what = (
         f"rank {event.rank} reports {values(event.weights or ())[index]} for {problem.workload.model.elements[index]}"
@@ -55,8 +56,9 @@ def judged_average(case: Case, runs: Sequence[Run], trajectory: Trajectory) -> A
     numbers = f"after window {event.step}, {what} instead of {float(box.center[index])}"
     updates = [update for run in runs for update in run.ranks[event.rank].of(Average)]
     return Averaged(
-        wrong=f"the trainer {known}: {numbers}" if known else f"the average of the weights is wrong: {numbers}",
-        diagnosis=known,
+        wrong=f"{f'the trainer {known.text}' if known.text else 'the average of the weights is wrong'}: {numbers}",
+        diagnosis=known.key or known.text,
+        advice=known.fix,
         where=place(updates[0] if updates else event),
     )
 

@@ -72,7 +72,7 @@ def _look_at_average(case: Case, judgement: Judgement) -> None:
     expected = "those of the steps"
     judgement.guards += (guard(AVERAGE, expected, found.wrong, diagnosis=found.diagnosis, where=found.where),)
     if found.wrong is not None:
-        judgement.overrule("FAIL (numerics)", found.wrong, Reason(where=found.where))
+        judgement.overrule("FAIL (numerics)", found.wrong, Reason(where=found.where, advice=found.advice))
 
 
 # Buffers: a count of a model's samples, and a sum over them. Several owners are valid: DistributedDataParallel sends

@@ -84,10 +84,24 @@ def _own_line(event: Event | None, target: str) -> result_lines.Lines | None:
 
 def source_of(event: Event, target: str) -> tuple[str, ...]:
     """The source lines of an event; empty unless all of them are found. ``target``: the trainer's."""
-    place = place_of(target)
-    folder = Path(place).parent if place.endswith(".py") else None
-    texts = [text_of(path, line, folder) for path, line, _ in filter(None, (event.where, event.called_from))]
+    lines = filter(None, (event.where, event.called_from))
+    texts = [text_of(path, line, _folder(target)) for path, line, _ in lines]
     return tuple(filter(None, texts)) if all(texts) else ()
+
+
+def _with_source(reason: result_lines.Reason | None, target: str) -> result_lines.Reason | None:
+    """The reason with the text of its lines, if all of them are found."""
+    if reason is None or reason.where is None or reason.source:
+        return reason
+    lines = [one.rpartition(":") for one in reason.where.split(", called from ")]
+    texts = [text_of(path, int(line), _folder(target)) for path, _, line in lines if line.isdecimal()]
+    return replace(reason, source=tuple(filter(None, texts)) if all(texts) else ())
+
+
+def _folder(target: str) -> Path | None:
+    """The folder of the trainer's file."""
+    place = place_of(target)
+    return Path(place).parent if place.endswith(".py") else None
 
 
 def _numbers(judgement: Judgement) -> str | None:
@@ -182,7 +196,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         steps = _steps(trajectory.steps, shown, case.arithmetic.master, wrong)
     return replace(
         without_evidence(case, trainer, target, command, judgement.verdict, judgement.headline),
-        reason=judgement.reason,
+        reason=_with_source(judgement.reason, target),
         micro_batch_size=problem.layout.micro_batch_size,
         seconds=round(seconds, 4),
         notes=tuple(judgement.notes),

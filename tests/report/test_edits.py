@@ -127,10 +127,11 @@ def test_a_new_call_has_the_optimizer_of_the_step(line: str, name: str) -> None:
     assert edit is not None and edit.said("a.py") == f"add `{name}.zero_grad()` below line 9"
 
 
-def test_lines_of_other_files_are_named() -> None:
+def test_lines_of_other_files_are_named_and_no_line_moves_there() -> None:
+    edit = edit_of("schedule below step", {"step": OTHER})
+    assert edit is not None and edit.said("a.py") == "add `scheduler.step()` below b.py:9"
     edit = edit_of("it above step", {"it": CLIP, "step": OTHER})
-    assert edit is not None and edit.said("a.py") == "move line 4 above b.py:9"
-    assert edit.code == "+   | clip(p)\n  9 | optimizer.step()"
+    assert edit is not None and edit.said("a.py") == "change line 4"
 
 
 @pytest.mark.parametrize("text", ["", "change wrap", "it above wrap", "wrap above step", "add the average above wrap"])
@@ -208,6 +209,31 @@ def test_a_condition_around_a_call_in_the_correct_order_is_the_edit(tmp_path: Pa
     known = {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in (("step", 2), ("schedule", 4))}
     edit = edit_of("schedule below step", known)
     assert edit is not None and edit.said("a.py") == said
+
+
+def _places(tmp_path: Path, text: str, **lines: int) -> dict[str, Place]:
+    file = tmp_path / "train.py"
+    file.write_text(text)
+    return {name: Place("at", f"a.py:{at}", around(str(file), at)) for name, at in lines.items()}
+
+
+def test_a_line_that_is_in_this_order_already_is_not_moved(tmp_path: Path) -> None:
+    text = "for one in optimizers:\n    one.step()\n    print(one)\nscaler.update()\noptimizers[0].zero_grad()\n"
+    edit = edit_of("zero_grad below step", _places(tmp_path, text, step=2, zero_grad=5))
+    assert edit is not None and edit.said("a.py") == "change line 5" and "\n+" not in edit.code
+
+
+def test_a_line_does_not_move_from_function_to_function(tmp_path: Path) -> None:
+    text = "def hook():\n    clip(p)\n\ndef train():\n    loss.backward()\n    optimizer.step()\n"
+    edit = edit_of("it above step", _places(tmp_path, text, it=2, step=6))
+    assert edit is not None and edit.said("a.py") == "change line 2"
+    edit = edit_of("it above step", _places(tmp_path, "def train():\n    step()\n    clip(p)\n", it=3, step=2))
+    assert edit is not None and edit.said("a.py") == "move line 3 above line 2"
+
+
+def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
+    edit = edit_of("zero_grad below step", _places(tmp_path, "optimizers[p].step()\n", step=1))
+    assert edit is not None and edit.said("a.py") == "add `optimizers[p].zero_grad()` below line 1"
 
 
 def test_lines_that_call_a_call_are_left_out_with_it():

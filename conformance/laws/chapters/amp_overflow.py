@@ -287,6 +287,8 @@ def same_scale_on_all_ranks(here: GlobalWindow) -> Outcome:
         "each rank divides the common average by its own scale",
         (first, event),
         f"Rank {first.rank}'s gradients weigh {one}, rank {event.rank}'s {other}, and the ranks step differently.",
+        # Ranks with other settings differ from the first window on.
+        advice="all-reduce the overflow flag before the scale changes" if here.number else "",
     )
 
 

@@ -88,7 +88,7 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
     _has_users_on_some_ranks,
     fix="divide by all ranks; those that do not use a parameter contribute zeros",
     why="Ranks that do not use a parameter contribute zeros; leaving them out makes the mean larger",
-    edit="change backward",
+    at="exchange",
 )
 class AveragedOverUsers(Recurrence):
     def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:

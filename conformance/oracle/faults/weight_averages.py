@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from conformance.oracle.affine import Affine
-from conformance.oracle.averages import Running
+from conformance.oracle.averages import Running, keeps
 from conformance.oracle.faults.catalogue import fault
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.problem import Problem
@@ -34,7 +34,7 @@ class AverageLeftInModel(Recurrence):
     def average(self) -> Running:
         average = self.problem.workload.average
         assert average is not None
-        running = Running(average.decay, self.problem.precision.master)
+        running = Running(keeps(average), self.problem.precision.master)
         if self.starts_with_initial:
             running.start(self.symbols.exactly(self.problem.workload.start))
         return running
