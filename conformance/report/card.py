@@ -279,14 +279,14 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     lines = calls_of(case)
     if law is not None and law.where is not None:
         lines["it"] = Lines(law.where, law.source)
-        # Other calls of this kind may be correct.
-        lines |= {kind_of(one.event): lines["it"] for one in law.slice if one.marked and one.where == law.where}
     elif case.verdict == "CRASH" and case.reason is not None and case.reason.where is not None:
         lines["it"] = Lines(case.reason.where, case.reason.source)
     if law is not None and law.origin is not None:
         lines["origin"] = law.origin
-    places = {call: own_place(case, line) for call, line in lines.items()}
-    return {call: place for call, place in places.items() if place is not None}
+    places = {call: place for call, line in lines.items() if (place := own_place(case, line)) is not None}
+    # Another call of this kind in the file may be correct.
+    same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
+    return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}
 
 
 _OF_GUARDS = {

@@ -138,10 +138,10 @@ def _of_the_same(at: Place, new: str) -> str:
 
 
 def _are_apart(one: Place, other: Place) -> bool:
-    """Whether two lines are in two files or functions, as far as the lines around the first show where its function
+    """Whether two lines of a file are in two functions, as far as the lines around the first show where its function
     begins and ends."""
-    if one.at.rpartition(":")[0] != other.at.rpartition(":")[0]:
-        return True
+    if one.file != other.file:
+        return False
     numbers = sorted(one.numbered)
     texts = {number: text for number, text in one.numbered.items() if text.strip()}
     header = texts.get(min(numbers, default=0), "").lstrip()

@@ -52,6 +52,10 @@ class Place:
         return {at: text for at, text in self.numbered.items() if -before <= at - self.number <= after}
 
     @property
+    def file(self) -> str:
+        return self.at.rpartition(":")[0]
+
+    @property
     def number(self) -> int:
         return int(self.at.rpartition(":")[2])
 

@@ -127,11 +127,10 @@ def test_a_new_call_has_the_optimizer_of_the_step(line: str, name: str) -> None:
     assert edit is not None and edit.said("a.py") == f"add `{name}.zero_grad()` below line 9"
 
 
-def test_lines_of_other_files_are_named_and_no_line_moves_there() -> None:
-    edit = edit_of("schedule below step", {"step": OTHER})
-    assert edit is not None and edit.said("a.py") == "add `scheduler.step()` below b.py:9"
+def test_lines_of_other_files_are_named() -> None:
     edit = edit_of("it above step", {"it": CLIP, "step": OTHER})
-    assert edit is not None and edit.said("a.py") == "change line 4"
+    assert edit is not None and edit.said("a.py") == "move line 4 above b.py:9"
+    assert edit.code == "+   | clip(p)\n  9 | optimizer.step()"
 
 
 @pytest.mark.parametrize("text", ["", "change wrap", "it above wrap", "wrap above step", "add the average above wrap"])
