@@ -28,7 +28,7 @@ from conformance.cli.exits import ERRORS
 from conformance.cli.files import RunFolder
 from conformance.cli.unfinished_runs import Earlier
 from conformance.laws.law import laws
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import KNOWN
 from conformance.report.grouping import tally
 from conformance.report.terminal import render_notes
 from conformance.report.text import duration
@@ -269,7 +269,7 @@ class Engine:
             sources={trainer: dict(files) for trainer, files in self._sources.items()},
             notes=tuple(self._notes),
             laws=tuple(LawText(law.id, law.level, law.says) for law in laws()),
-            bugs={fault.name: fault.text for fault in CATALOGUE},
+            bugs={fault.name: fault.text for fault in KNOWN},
         )
         with self._writing():
             self._writer = ResultsWriter(self._folder.own, header)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from conformance.laws.law import Law, laws
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import KNOWN
 from conformance.results import Results
 from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Lines, Moment, Reason
 
@@ -165,7 +165,7 @@ def cards(results: Results) -> list[CaseCard]:
 
 def card_of(case: CaseRecord) -> CaseCard:
     """The card of one failed case."""
-    bugs = {fault.name: fault.text for fault in CATALOGUE}
+    bugs = {fault.name: fault.text for fault in KNOWN}
     first, *_ = _linked([_card(failure, [case]) for failure in failures_of([case], bugs)])
     return first
 
@@ -269,7 +269,7 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
     if cause.kind in ("factor", "factors", "precision") and cause.bugs:
         yield "known bug", f"{_alike(cause.bugs)} would do that; these cases cannot tell"
     if is_known and law is None:
-        whys = {fault.name: fault.why for fault in CATALOGUE}
+        whys = {fault.name: fault.why for fault in KNOWN}
         yield from (("why", whys[name]) for name in _names(bugs[0]) if name in whys)
         yield "known bug", _fits(cause)
 
@@ -305,7 +305,7 @@ def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Ca
         return _OF_GUARDS[cause.key]
     if law is not None and text is not None and not is_known:
         return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
-    edits = {fault.name: fault.edit for fault in CATALOGUE}
+    edits = {fault.name: fault.edit for fault in KNOWN}
     found = {edits.get(name, "") for one in bugs for name in _names(one)}
     return found.pop() if len(found) == 1 else ""
 
@@ -354,7 +354,7 @@ def _fits(cause: Cause) -> str:
 
 def _alike(bugs: Sequence[str]) -> str:
     """Trainers with these bugs, in words."""
-    texts = {fault.name: fault.text for fault in CATALOGUE}
+    texts = {fault.name: fault.text for fault in KNOWN}
     return f"a trainer that {', or '.join(doing(one, texts) for one in bugs[:_FEW])}"
 
 
@@ -366,7 +366,7 @@ def _rest(headline: str, title: str) -> str:
 
 def _known_fix(bugs: Sequence[str]) -> str:
     """What to change for a known bug, if there are not too many with the same numbers."""
-    fixes = {fault.name: fault.fix for fault in CATALOGUE}
+    fixes = {fault.name: fault.fix for fault in KNOWN}
     found = dict.fromkeys("; ".join(fixes[one] for one in _names(name) if one in fixes) for name in bugs)
     return "; or ".join(found) if len(found) <= _FEW else ""
 

@@ -12,7 +12,7 @@ from textwrap import dedent
 
 from conformance.adapter.loading import place_of
 from conformance.laws.law import Law
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import KNOWN
 from conformance.oracle.faults.catalogue import Call
 from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Moment, Reason
 from conformance.trace.state.site import AFTER, first_around
@@ -217,7 +217,7 @@ def _is_of_resume(failure: Failure) -> bool:
 def _of_known_bug(failure: Failure) -> Iterator[tuple[str, Lines]]:
     """The call at which a known bug is, in the window with the first wrong number."""
     name, timeline = re.split(f"{re.escape(OR)}|{re.escape(PAIR)}", failure.cause.key)[0], failure.example.timeline
-    bug = next((one for one in CATALOGUE if one.name == name.partition(ONLY)[0]), None)
+    bug = next((one for one in KNOWN if one.name == name.partition(ONLY)[0]), None)
     if bug is None or bug.at is None or timeline is None or failure.cause.kind not in ("bug", "pair"):
         return
     moments = timeline.moments

@@ -9,6 +9,7 @@ from itertools import permutations
 from math import isfinite
 from typing import Literal, TypeAlias
 
+from conformance.oracle.faults import RARE
 from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
 
 from .factors import factors
@@ -210,6 +211,8 @@ def _reason(case: CaseRecord) -> str:
     return ": ".join(filter(None, [case.verdict, *known]))
 
 
+_RARE = {fault.name for fault in RARE}
+
 #: Joins the names of bugs that no case tells apart.
 OR = " | "
 
@@ -230,8 +233,9 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
         best = [name for name in explained if len(explained[name]) == most]
         first = explained[best[0]]
         alike = [name for name in best if [*map(id, explained[name])] == [*map(id, first)]]
-        # A single bug is the simpler explanation.
-        alike = [name for name in alike if PAIR not in name] or alike
+        # A single bug is the simpler explanation, and a common one the likelier.
+        for is_worse in (lambda name: PAIR in name, _RARE.__contains__):
+            alike = [name for name in alike if not is_worse(name)] or alike
         found.update(_by_case(first, alike))
         left = {name: [case for case in one if id(case) not in found] for name, one in explained.items()}
         explained = {name: one for name, one in left.items() if one}

@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Gap, Unbounded
-from conformance.oracle.faults import applicable
+from conformance.oracle.faults import RARE, applicable
 from conformance.oracle.faults.some_windows import limited, places
 from conformance.oracle.power import bounded, separation
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory, deviating, pairs
 from conformance.results.result_lines import ONLY, PAIR
 from conformance.results.result_lines import Vector as Numbers
+from conformance.verdict.combinations import Combination, combination
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.layout import Window
@@ -39,13 +40,14 @@ class Suspects:
     explained_by: all faults that give its numbers; if none does, pairs of faults, or faults of some windows. ruled_out:
     faults that would show, and give other numbers. gradient_factors: a correct trainer that multiplies its gradients by
     any of these gives the numbers; several leave the factor open. step_factors: the same for a factor of the learning
-    rate.
+    rate. combination: factors of parts that give them, if no fault does.
     """
 
     explained_by: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
     gradient_factors: tuple[Fraction, ...] = ()
     step_factors: tuple[Fraction, ...] = ()
+    combination: Combination | None = None
 
     @property
     def names_one(self) -> bool:
@@ -91,7 +93,12 @@ def suspects(
         fault.name for fault in others if _shows(reading.recurrence(right.history, fault), right, windows, by_weights)
     )
     names = [fault.name for fault in explained]
-    if not names and not diverged:
+    names += [fault.name for fault in applicable(reading.problem, RARE) if explain(fit(fault), fault)]
+    if names or diverged:
+        combined = None
+    else:
+        combined = combination(reading.problem, rank, lambda one: explain(fit(one), one), windows)
+    if not names and not diverged and combined is None:
         # Trying all pairs takes long. A fault that is wrong in a correct step is not one of two.
         late = [fault for fault, found in fits if found.steps >= difference.step]
         names = [f"{one.name}{PAIR}{two.name}" for one, two in pairs(late) if explain(fit(one, two), one, two)]
@@ -108,6 +115,7 @@ def suspects(
             None if reading.problem.workload.clip else _shown(right, rank, difference),
         ),
         _factors(candidates, lambda factor: [fit(_multiplied_steps(factor)).gap]),
+        combined,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,11 +12,12 @@ from math import isclose
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Enclosure
-from conformance.oracle.recurrence import Deviation, Recurrence, Trajectory
+from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory
 from conformance.results.result_lines import Quantity
 from conformance.results.result_lines import Vector as Values
 from conformance.trace.events import BackwardEnd, Clip, Collective, Schedule, Start, StateInit, Vector
 from conformance.trace.short_texts import enumerated, number
+from conformance.verdict.combinations import Combination, names_of
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, at, exactly, overlaid, place, values
 from conformance.verdict.judgement import (
@@ -24,6 +25,7 @@ from conformance.verdict.judgement import (
     MULTIPLE,
     OTHER_ORDER,
     PARAMETERS,
+    PARTS,
     PLACE,
     POSITION,
     RESTORED,
@@ -45,6 +47,7 @@ from conformance.verdict.stop_and_resume import (
 )
 from conformance.verdict.work import left_over, unread
 from conformance.workloads.model import Model
+from conformance.workloads.problem import Problem
 
 
 class _BeforeClip(Recurrence):
@@ -58,12 +61,20 @@ class _BeforeClip(Recurrence):
 
 
 def first_wrong(
-    case: Case, ranks: Sequence[RankEvidence], difference: Difference, reading: Reading, right: Trajectory
+    case: Case,
+    ranks: Sequence[RankEvidence],
+    difference: Difference,
+    reading: Reading,
+    right: Trajectory,
+    combined: Combination | None = None,
 ) -> Guard | None:
     """The problem that the first wrong number shows: weights that changed before training, samples that were never
-    read, a parameter without a gradient on any rank, a gradient that is a multiple of the correct one, a step at a
-    wrong learning rate, or weights that changed after a correct step; else the parameters that are wrong."""
+    read, a parameter without a gradient on any rank, a gradient whose parts have wrong factors, as in ``combined``, or
+    that is a multiple of the correct one, a step at a wrong learning rate, or weights that changed after a correct
+    step; else the parameters that are wrong."""
     found = _first_wrong(case, ranks, difference, right)
+    if combined is not None and (found is None or found.name == MULTIPLE):
+        found = _combined(case.problem, combined)
     if found is not None or difference.observed is None:
         return found and replace(found, ground="explanation")
     rank, window = ranks[difference.rank], right.steps[difference.step].window
@@ -138,6 +149,8 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
         set_by = [event for event in rank.events.between(Schedule, before=taken) if not event.initial]
         where = place(set_by[-1] if set_by else taken)
         return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen, where=where)
+    if (undone := _undone(case, rank, difference.step, expected)) is not None:
+        return undone
     if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return None
     text = (
@@ -146,6 +159,27 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
     )
     where = f"rank {difference.rank}, after the step of window {expected.window}"
     return guard("weights stay as they are stepped", "until the next step", text, where)
+
+
+def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard | None:
+    """Some parameters that a step leaves unchanged, or that are changed back after it."""
+    model, start = case.problem.workload.model, case.problem.workload.start
+    before = rank.steps[step - 1].weights if step else start
+    box = zip(expected.weights.center, expected.weights.radius, strict=True)
+    now = [*map(exactly, rank.steps[step].weights)]
+    wrong = [value is None or abs(value - center) > radius for value, (center, radius) in zip(now, box, strict=True)]
+    kept = [value is not None and value == old for value, old in zip(now, before, strict=True)]
+    tensors = {tensor for tensor, is_wrong in zip(model.tensor_of, wrong, strict=True) if is_wrong}
+    own = [is_kept for tensor, is_kept in zip(model.tensor_of, kept, strict=True) if tensor in tensors]
+    if not all(own) or len(own) < 2 or len(tensors) == len(model.tensors):
+        return None
+    names = enumerated([model.tensors[tensor].name for tensor in sorted(tensors)])
+    text = (
+        f"after the step of window {expected.window}, {names} have the weights from before it; all other parameters "
+        "are correct"
+    )
+    advice = "step each parameter, and broadcast it from the rank that steps it"
+    return guard(PARAMETERS, "stepped", text, f"{names} unchanged", "steps undone", advice=advice)
 
 
 def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
@@ -262,6 +296,31 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
         text += "; if the loss scale changes, unscale by the scale that the loss was multiplied by"
     return guard(MULTIPLE, "correct", text, f"{said} of the correct ones")
+
+
+_ADVICE = {
+    "parameter": "divide the gradients of all parameters alike",
+    "rank": "count each rank's gradients once, and receive those of each in a separate buffer",
+    "micro-batch": "divide the gradients of all micro-batches alike, and add each once",
+}
+
+
+def _combined(problem: Problem, combined: Combination) -> Guard:
+    """Parts of the gradients with other factors than the rest."""
+    model, kind, by_factor = problem.workload.model, combined.kind, defaultdict[Fraction, list[str]](list)
+    for part, factor in combined.factors:
+        by_factor[factor].append(model.tensors[part].name if kind == "parameter" else str(part))
+    said = []
+    for factor, own in by_factor.items():
+        # Counts of ranks are no divisors.
+        names = [] if kind == "rank" else [*names_of(factor, problem)]
+        plural = f"{kind}{'es' * kind.endswith('h') or 's'}" if own[1:] else kind
+        parts = enumerated(own) if kind == "parameter" else f"{plural} {enumerated(own)}"
+        words = f" ({' or '.join(names)})" if names else ""
+        said.append(f"those of {parts} are {number(float(factor))}x{words}")
+    observed = " and ".join(said)
+    text = f"{observed.replace('those', 'the gradients', 1)} of the correct ones; all others are correct"
+    return guard(PARTS, "correct", text, observed, f"factors by {kind}", advice=_ADVICE[kind])
 
 
 def _wrong_in_part(

@@ -218,7 +218,7 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
         window = right.steps[difference.step].window
         wrong.append(("difference", difference.described(workload.model.elements, window)))
         judgement.suspects = _suspected(judgement, difference, closest, answers[0])
-        guard = first_wrong(case, ranks, difference, *closest)
+        guard = first_wrong(case, ranks, difference, *closest, judgement.suspects.combination)
         # A factor for all windows explains more, as does a bug in some.
         in_some = any(ONLY in name for name in judgement.suspects.explained_by)
         is_known = guard is not None and guard.name == MULTIPLE and bool(judgement.suspects.gradient_factors or in_some)

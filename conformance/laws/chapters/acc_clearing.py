@@ -191,7 +191,9 @@ def not_cleared_inside(window: Window) -> Outcome:
     steps = [one for one in window.counterparts if one.rank.number == stepping]
     # A trainer may keep the gradients in its own buffers, and step with the correct ones. If another window is cleared
     # alike and steps correctly, this one has another problem, such as an overflow or a clip by hand.
-    if _kept_elsewhere(window) or any(saw_right_gradients(one) or _is_right_though_cleared(one.rank) for one in steps):
+    if _kept_elsewhere(window, steps) or any(
+        saw_right_gradients(one) or _is_right_though_cleared(one.rank) for one in steps
+    ):
         return None
     first, lost = clears[0], len(window.between(trace.BackwardBegin, before=clears[-1]))
     before = window.between(trace.BackwardBegin, before=first)[-1]
@@ -215,10 +217,11 @@ def _is_right_though_cleared(rank: Rank) -> bool:
     return any(saw_right_gradients(window) and _loses_weight(window) for window in rank.windows)
 
 
-def _kept_elsewhere(window: Window) -> bool:
-    """Whether the step had gradients of parameters that all ranks cleared after the last backward."""
+def _kept_elsewhere(window: Window, steps: Sequence[Window]) -> bool:
+    """Whether the step had gradients of parameters that all ranks cleared after the last backward. ``steps``: the
+    windows of the rank that takes it."""
     cleared = [
-        _parameters([clear for clear in _losing(one) if clear.seq > one.backwards[-1].seq])
+        _parameters([clear for clear in _early(one) if clear.seq > one.backwards[-1].seq])
         for one in window.counterparts
         if one.backwards
     ]
@@ -226,9 +229,19 @@ def _kept_elsewhere(window: Window) -> bool:
     parameter_of = window.plan.model.tensor_of
     return any(
         parameter_of[index] in lost and value
-        for attempt in window.attempts
+        for one in steps
+        for attempt in one.attempts
         for index, value in enumerate(attempt.gradients or ())
     )
+
+
+def _early(window: Window) -> Sequence[trace.ZeroGrad]:
+    """The clearings before the step, or before the rank sends gradients to the rank that steps."""
+    if window.attempts or not window.step_is_unseen:
+        return _losing(window)
+    size = len(window.plan.model.tensor_of)
+    sent = [one.seq for one in window.of(trace.Contribution) if not one.zeros and one.elements >= size]
+    return [clear for clear in window.of(trace.ZeroGrad) if sent and clear.seq < sent[-1]]
 
 
 def _loses_weight(window: Window) -> bool:

@@ -8,7 +8,7 @@ fault's enclosure most likely has that fault.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -51,6 +51,8 @@ class Fault(Deviation):
 
 
 CATALOGUE: list[Fault] = []
+#: Bugs that no case has to show. They are compared with wrong numbers only, each alone.
+RARE: list[Fault] = []
 
 
 def fault(
@@ -61,18 +63,19 @@ def fault(
     edit: str = "",
     is_fine: Condition = Fault.is_fine,
     at: Call | None = None,
+    among: list[Fault] = CATALOGUE,
 ) -> Callable[[type[Recurrence]], type[Recurrence]]:
-    """Decorator: adds a textbook with one wrong decision to the catalogue; ``text`` completes "the trainer ..."."""
+    """Decorator: adds a textbook with one wrong decision to a list; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        CATALOGUE.append(Fault(text, textbook, conditions, fix, why, edit, is_fine, at))
+        among.append(Fault(text, textbook, conditions, fix, why, edit, is_fine, at))
         return textbook
 
     return add
 
 
-def applicable(problem: Problem) -> list[Fault]:
-    return [fault for fault in CATALOGUE if fault.applies(problem)]
+def applicable(problem: Problem, among: Sequence[Fault] = CATALOGUE) -> list[Fault]:
+    return [fault for fault in among if fault.applies(problem)]
 
 
 def distributed(problem: Problem) -> bool:

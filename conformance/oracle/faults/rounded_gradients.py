@@ -9,10 +9,18 @@ from itertools import product, zip_longest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import Condition, accumulating, distributed, fault, has_momentum
+from conformance.oracle.faults.catalogue import (
+    CATALOGUE,
+    RARE,
+    Condition,
+    accumulating,
+    distributed,
+    fault,
+    has_momentum,
+)
 from conformance.oracle.faults.data_and_weights import needs_more_than_bf16
 from conformance.oracle.optimizers import Rule, SGDRule
-from conformance.oracle.recurrence import Recurrence
+from conformance.oracle.recurrence import Recurrence, times
 from conformance.oracle.rounding import cast
 from conformance.workloads.layout import Window
 from conformance.workloads.precision import BF16, FP16, Format
@@ -51,6 +59,14 @@ class _Reduced(_In16Bits):
         own = (super(_Reduced, self).averaged(window, weights, share) for share in shares)
         # Each rank has the mean over its own samples.
         return self.added(one.scaled(Fraction(window.world_size)) for one in own).scaled(Fraction(1, window.world_size))
+
+
+class _SumsReduced(_In16Bits):
+    def averaged(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
+        total = self.problem.total_weight(window)
+        shares = (times(only(coefficients, share), total) for share in window.shares)
+        own = (super(_SumsReduced, self).averaged(window, weights, share) for share in shares)
+        return self.added(own).scaled(1 / total)
 
 
 class _Accumulated(_In16Bits):
@@ -104,6 +120,12 @@ _Place = tuple[type[_In16Bits], str, str, tuple[Condition, ...]]
 _PLACES: tuple[_Place, ...] = (
     (_Averaged, "Gradients", "rounds the averaged gradients to {}, before the optimizer", ()),
     (_Reduced, "Reduction", "reduces gradients over the ranks in {}", (distributed,)),
+    (
+        _SumsReduced,
+        "ReductionOfSums",
+        "reduces sums of gradients in {}, and divides them later",
+        (distributed,),
+    ),
     (_Accumulated, "Accumulation", "adds up the gradients of micro-batches in {}", (accumulating,)),
     (
         _AccumulatedAndReduced,
@@ -128,5 +150,6 @@ for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
         fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
         why=f"{_fmt.dtype} has {_fmt.p} significant bits, and rounding loses the others",
         is_fine=lambda problem: True,
-        at="exchange" if _kind is _Reduced else None,
+        at="exchange" if _kind in (_Reduced, _SumsReduced) else None,
+        among=RARE if _kind is _SumsReduced else CATALOGUE,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))
