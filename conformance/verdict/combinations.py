@@ -52,7 +52,7 @@ def combination(
         solved = type("Solved", (solver,), {"seen": seen, "factors": factors})
         if explains(Deviation(f"multiplies each {kind} by a factor", solved)):
             wrong = tuple((part, factor) for part, factor in sorted(factors.items()) if factor != 1)
-            if wrong and len(factors) < equations:
+            if wrong and len({*factors.values()}) > 1 and len(factors) < equations:
                 return Combination(kind, wrong)
     return None
 

@@ -167,8 +167,11 @@ def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard 
     before = rank.steps[step - 1].weights if step else start
     box = zip(expected.weights.center, expected.weights.radius, strict=True)
     now = [*map(exactly, rank.steps[step].weights)]
-    wrong = [value is None or abs(value - center) > radius for value, (center, radius) in zip(now, box, strict=True)]
-    kept = [value is not None and value == old for value, old in zip(now, before, strict=True)]
+    if len(now) != len(start) or None in now:
+        return None
+    pairs = zip(now, box, strict=True)
+    wrong = [value is None or abs(value - center) > radius for value, (center, radius) in pairs]
+    kept = [value == old for value, old in zip(now, before, strict=True)]
     tensors = {tensor for tensor, is_wrong in zip(model.tensor_of, wrong, strict=True) if is_wrong}
     own = [is_kept for tensor, is_kept in zip(model.tensor_of, kept, strict=True) if tensor in tensors]
     if not all(own) or len(own) < 2 or len(tensors) == len(model.tensors):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import KNOWN
 from conformance.report.causes import causes, title
 from conformance.suite.items import collect
 from conformance.suite.one_item import run as run_case
@@ -17,7 +17,7 @@ from fixtures.specimens import specimens
 TIME_LIMIT = 60.0
 MUTANTS = specimens("mutants/on_deepspeed")
 VARIANTS = specimens("variants/on_deepspeed")
-BUGS = {fault.name: fault.text for fault in CATALOGUE}
+BUGS = {fault.name: fault.text for fault in KNOWN}
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.laws.law import laws
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle.faults import KNOWN
 from conformance.report.causes import causes, title
 from conformance.verdict.judgement import OTHER_ORDER
 from fixtures.kill import broken, checks, items, judged
@@ -17,7 +17,7 @@ from fixtures.specimens import named, specimens
 
 MUTANTS = specimens("mutants")
 VARIANTS = specimens("variants")
-BUGS = {fault.name: fault.text for fault in CATALOGUE}
+BUGS = {fault.name: fault.text for fault in KNOWN}
 
 
 def kinds(specimen):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conformance.laws.law import catalogue
-from conformance.oracle.faults import CATALOGUE
+from conformance.oracle import faults
 from conformance.report.card import _OF_GUARDS
 from conformance.report.edits import Edit, edit_of
 from conformance.report.places import CALLED_FROM, Place
@@ -140,7 +140,7 @@ def test_without_its_lines_there_is_no_edit(text: str) -> None:
 
 def test_each_edit_of_laws_bugs_and_watches_names_calls_that_can_be_known() -> None:
     laws = {law.id: law.edits for law in catalogue()}
-    bugs = {fault.name: fault.edit for fault in CATALOGUE}
+    bugs = {fault.name: fault.edit for fault in faults.KNOWN}
     edits = {name: text for name, text in (laws | bugs | EDITS).items() if text}
     assert len(edits) > 150
     parts = [(name, part) for name, text in edits.items() for part in text.split("; ")]
@@ -150,8 +150,8 @@ def test_each_edit_of_laws_bugs_and_watches_names_calls_that_can_be_known() -> N
 
 
 def test_a_known_bug_says_in_one_sentence_why_its_numbers_follow() -> None:
-    assert [one.name for one in CATALOGUE if not one.why or one.why.endswith(".")] == []
-    assert [one.name for one in CATALOGUE if one.why in (one.fix, one.text) or len(one.why.split()) > 20] == []
+    assert [one.name for one in faults.KNOWN if not one.why or one.why.endswith(".")] == []
+    assert [one.name for one in faults.KNOWN if one.why in (one.fix, one.text) or len(one.why.split()) > 20] == []
 
 
 def test_code_that_is_not_located_is_looked_for_in_its_function(tmp_path: Path) -> None:

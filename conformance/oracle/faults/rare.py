@@ -123,6 +123,10 @@ def _largest(window: Window) -> Fraction:
     return max(_weight(window, share) for share in window.shares)
 
 
+def _largest_of_all(window: Window) -> Fraction:
+    return _largest(window) * window.world_size
+
+
 def _of_first(window: Window) -> Fraction:
     return sum((_weight(window, share[:1]) * len(share) for share in window.shares), Fraction(0))
 
@@ -136,15 +140,15 @@ _WRONG_DIVISORS: tuple[tuple[str, str, str, Condition, Callable[[Window], Fracti
         "LargestWeight",
         "the largest weight of a rank's samples instead of the sum over the ranks",
         "all-reduce the ranks' weights as a sum",
-        distributed,
+        _is_other(_largest_of_all),
         _largest,
     ),
     (
         "LargestWeightForAll",
         "the number of ranks times the largest weight of a rank's samples instead of the sum over the ranks",
         "all-reduce the ranks' weights as a sum",
-        distributed,
-        lambda window: _largest(window) * window.world_size,
+        _is_other(_largest_of_all),
+        _largest_of_all,
     ),
     (
         "WeightOfFirstMicroBatch",
