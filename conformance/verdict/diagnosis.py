@@ -15,7 +15,7 @@ from math import isfinite
 from typing import NamedTuple
 
 from conformance.oracle.accepted_readings import Reading
-from conformance.oracle.affine import Affine, Gap, Unbounded
+from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
 from conformance.oracle.faults import RARE, applicable
 from conformance.oracle.faults.some_windows import limited, places
 from conformance.oracle.power import bounded, separation
@@ -72,7 +72,7 @@ def suspects(
     rank, windows = ranks[difference.rank], _compared(reading, right, difference, ranks)
 
     def fit(*faults: Deviation) -> _Fit:
-        return _fit(reading.recurrence(right.history, *faults).steps(windows), right, difference.step, rank)
+        return _fit(reading.recurrence(right.history, *faults).halves(windows), right, difference.step, rank)
 
     def explain(found: _Fit, *faults: Deviation) -> bool:
         # A bound that also contains the correct answer explains nothing.
@@ -132,7 +132,7 @@ def in_some_windows(
             deque(islice(before.steps(), taken), maxlen=0)
             for fault, deviation in limited(reading.problem, own):
                 wrong = before.continued(deviating((deviation, *reading.deviations)))
-                if (_fit(wrong.steps(windows), right, difference.step, rank, taken).gap or 0) > 1:
+                if (_fit(wrong.halves(windows), right, difference.step, rank, taken).gap or 0) > 1:
                     found.append(f"{fault.name}{ONLY}{place}")
     return tuple(found)
 
@@ -159,18 +159,26 @@ class _Fit(NamedTuple):
     gap: Gap | None = None
 
 
-def _fit(wrong: Iterable[Step], right: Trajectory, first_difference: int, rank: RankEvidence, taken: int = 0) -> _Fit:
-    """Compares steps, which come after ``taken`` correct ones, with the rank's."""
+def _fit(
+    wrong: Iterator[tuple[int, Enclosure]],
+    right: Trajectory,
+    first_difference: int,
+    rank: RankEvidence,
+    taken: int = 0,
+) -> _Fit:
+    """Compares the halves of steps, which come after ``taken`` correct ones, with the rank's steps."""
     found = None
     try:
-        for step in wrong:
+        for window, gradient in wrong:
             if taken == len(rank.steps):
                 return _Fit(taken)
             seen = rank.steps[taken]
             # A fault may lose a gradient: then its step uses none, as the weights show.
             gradients = [0.0 if value is None else value for value in seen.gradients or ()]
-            if gradients and outside(step.gradient, tuple(gradients)) is not None:
+            # Weights take as long to compute as gradients.
+            if gradients and outside(gradient, tuple(gradients)) is not None:
                 return _Fit(taken)
+            step = Step(window, gradient, next(wrong)[1])
             if outside(step.weights, seen.weights) is not None:
                 return _Fit(taken)
             if taken == first_difference:

@@ -330,8 +330,8 @@ def test_pairs_of_bugs_that_show_before_the_first_difference_are_not_tried(follo
             odd = vector.where([number % 2 == 0 for number in range(len(vector))])
             return vector.plus(odd.scaled(Fraction(1, 8))) if window.index == 3 else vector
 
-    run, tried, steps = follow("single-acc2-fp32-many-tensors", OddLate), [], Recurrence.steps
-    monkeypatch.setattr(Recurrence, "steps", lambda self, limit=None: tried.append(self) or steps(self, limit))
+    run, tried, halves = follow("single-acc2-fp32-many-tensors", OddLate), [], Recurrence.halves
+    monkeypatch.setattr(Recurrence, "halves", lambda self, limit=None: tried.append(self) or halves(self, limit))
     found = run.judged()
     assert (found.difference.step, found.suspects.explained_by) == (3, ())
     textbooks = [{fault.textbook for fault in CATALOGUE}.intersection(type(one).__bases__) for one in tried]
