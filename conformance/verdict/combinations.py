@@ -31,29 +31,24 @@ _MOST_RANKS = 4
 
 @dataclass(frozen=True)
 class Combination:
-    """Gradients that are the correct ones with a factor for each part. ``factors``: those that are not 1, with the
-    numbers of their parts."""
+    """Gradients that are the correct ones with a factor for each part. ``factors``: by the numbers of the parts, those
+    that are 1 as well."""
 
     kind: Kind
     factors: tuple[tuple[int, Fraction], ...]
 
 
-def combination(
-    problem: Problem, rank: RankEvidence, explains: Callable[[Deviation], bool], windows: int
-) -> Combination | None:
-    """The only factors of parts that give the numbers of ``windows`` windows. ``explains``: whether a deviation does.
+def combination(problem: Problem, rank: RankEvidence, explains: Callable[[Deviation], bool]) -> Combination | None:
+    """The only factors of parts that give the rank's numbers. ``explains``: whether a deviation does.
 
-    There are more numbers than unknowns: each part has one factor, and each element of each step is an equation.
+    There are more numbers than unknowns: each part has one factor, and each number with a narrow bound is an equation.
     """
-    seen = _before_clip(rank)
-    equations = sum(any(numbers or ()) and len(numbers or ()) for numbers in seen[:windows])
     for kind, solver in _SOLVERS:
-        factors = dict[int, Fraction]()
-        solved = type("Solved", (solver,), {"seen": seen, "factors": factors})
-        if explains(Deviation(f"multiplies each {kind} by a factor", solved)):
-            wrong = tuple((part, factor) for part, factor in sorted(factors.items()) if factor != 1)
-            if wrong and len({*factors.values()}) > 1 and len(factors) < equations:
-                return Combination(kind, wrong)
+        factors, told = dict[int, Fraction](), list[int]()
+        solved = type("Solved", (solver,), {"seen": _before_clip(rank), "factors": factors, "told": told})
+        fits = explains(Deviation(f"multiplies each {kind} by a factor", solved))
+        if fits and len({*factors.values()}) > 1 and len(factors) < sum(told):
+            return Combination(kind, tuple(sorted(factors.items())))
     return None
 
 
@@ -73,13 +68,19 @@ class _Solved(Recurrence):
 
     seen: Sequence[Numbers | None]
     factors: dict[int, Fraction]
+    #: The numbers of each window whose bounds tell factors apart.
+    told: list[int]
 
     def trained(self, window: Window, weights: Affine, coefficients: Vector) -> Affine:
         right = super().trained(window, weights, coefficients)
         seen = self.seen[self.taken] if self.taken < len(self.seen) else None
         if seen is not None:
             self.solve(window, weights, coefficients, right, seen)
-        return self.multiplied(window, weights, coefficients, right)
+        found = self.multiplied(window, weights, coefficients, right)
+        if seen is not None:
+            box = found.enclosure()
+            self.told.append(sum(_SIMPLE * r < abs(c) for c, r in zip(box.center, box.radius, strict=True)))
+        return found
 
     def solve(self, window: Window, weights: Affine, coefficients: Vector, right: Affine, seen: Numbers) -> None:
         """Finds factors that are still unknown."""
@@ -97,7 +98,7 @@ class _ByParameter(_Solved):
         tensor_of = self.problem.workload.model.tensor_of
         for tensor, center, value in zip(tensor_of, right.center, map(exactly, seen), strict=False):
             if center and value is not None and tensor not in self.factors:
-                self.factors[tensor] = (value / center).limit_denominator(_SIMPLE)
+                self.factors[tensor] = _simple(value / center)
 
     def multiplied(self, window: Window, weights: Affine, coefficients: Vector, right: Affine) -> Affine:
         if len({1, *self.factors.values()}) != 2 or 1 not in self.factors.values():
@@ -175,9 +176,21 @@ _SOLVERS: Sequence[tuple[Kind, type[_Solved]]] = (
 )
 
 
+def _simple(factor: Fraction) -> Fraction:
+    """A factor without its rounding: a simple one, or 1 divided by a simple one if it is small."""
+    is_small = 0 < abs(factor) < Fraction(1, _SIMPLE // 2)
+    return 1 / (1 / factor).limit_denominator(_SIMPLE) if is_small else factor.limit_denominator(_SIMPLE)
+
+
 def names_of(factor: Fraction, problem: Problem) -> Iterator[str]:
-    """Yields what a factor is, in words, if it is a number of the layout, or 1 divided by it."""
-    layout = problem.layout
-    for number, words in ((layout.world_size, "ranks"), (layout.accumulation, "micro-batches")):
-        if number > 1 and factor in (number, Fraction(1, number)):
-            yield f"{'' if factor > 1 else '1 / '}the number of {words}"
+    """Yields what a factor is, in words, if it is a number of the layout or the loss scale, or 1 divided by it."""
+    layout, scale = problem.layout, problem.workload.scale.init_scale if problem.precision.scaled else 1
+    numbers = {
+        "number of ranks": layout.world_size,
+        "number of micro-batches": layout.accumulation,
+        "number of samples in a window": problem.workload.batch_size,
+        "loss scale": scale,
+    }
+    for words, one in numbers.items():
+        if one > 1 and factor in (one, Fraction(1) / one):
+            yield f"{'' if factor > 1 else '1 / '}the {words}"

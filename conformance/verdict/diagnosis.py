@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
 from math import isfinite
@@ -65,10 +65,7 @@ def acquitted(reading: Reading, right: Trajectory) -> Suspects:
 def suspects(
     reading: Reading, right: Trajectory, difference: Difference, ranks: Sequence[RankEvidence], diverged: bool
 ) -> Suspects:
-    """The suspects of a case with wrong numbers, by the rank that differs first.
-
-    Pairs of faults do not explain diverged ranks: among so many pairs, one fits by chance.
-    """
+    """The suspects of a case with wrong numbers, by the rank that differs first."""
     rank, windows = ranks[difference.rank], _compared(reading, right, difference, ranks)
 
     def fit(*faults: Deviation) -> _Fit:
@@ -94,29 +91,27 @@ def suspects(
     )
     names = [fault.name for fault in explained]
     names += [fault.name for fault in applicable(reading.problem, RARE) if explain(fit(fault), fault)]
-    if names or diverged:
-        combined = None
-    else:
-        combined = combination(reading.problem, rank, lambda one: explain(fit(one), one), windows)
-    if not names and not diverged and combined is None:
-        # Trying all pairs takes long. A fault that is wrong in a correct step is not one of two.
-        late = [fault for fault, found in fits if found.steps >= difference.step]
-        names = [f"{one.name}{PAIR}{two.name}" for one, two in pairs(late) if explain(fit(one, two), one, two)]
     if diverged:
+        # Trying all pairs takes long, and among so many, one fits diverged ranks by chance.
         return Suspects(tuple(names), ruled_out)
     start = reading.problem.workload.start
     candidates = list(_candidates(right, start, rank, difference))
-    return Suspects(
-        tuple(names),
-        ruled_out,
-        _factors(
-            candidates,
-            lambda factor: [fit(one).gap for one in _multiplied_gradients(factor, reading.problem)],
-            None if reading.problem.workload.clip else _shown(right, rank, difference),
-        ),
-        _factors(candidates, lambda factor: [fit(_multiplied_steps(factor)).gap]),
-        combined,
+    of_gradients = _factors(
+        candidates,
+        lambda factor: [fit(one).gap for one in _multiplied_gradients(factor, reading.problem)],
+        None if reading.problem.workload.clip else _shown(right, rank, difference),
     )
+    of_steps = _factors(candidates, lambda factor: [fit(_multiplied_steps(factor)).gap])
+    found = Suspects(tuple(names), ruled_out, of_gradients, of_steps)
+    if not found.names_one:
+        solved = combination(reading.problem, rank, lambda one: explain(fit(one), one))
+        found = replace(found, combination=solved)
+    if not names and found.combination is None:
+        # A fault that is wrong in a correct step is not one of two.
+        late = [fault for fault, tried in fits if tried.steps >= difference.step]
+        both = (f"{one.name}{PAIR}{two.name}" for one, two in pairs(late) if explain(fit(one, two), one, two))
+        found = replace(found, explained_by=tuple(both))
+    return found
 
 
 def in_some_windows(

@@ -17,7 +17,7 @@ from conformance.results.result_lines import Quantity
 from conformance.results.result_lines import Vector as Values
 from conformance.trace.events import BackwardEnd, Clip, Collective, Schedule, Start, StateInit, Vector
 from conformance.trace.short_texts import enumerated, number
-from conformance.verdict.combinations import Combination, names_of
+from conformance.verdict.combinations import ONE, Combination, names_of
 from conformance.verdict.comparison import Difference, other_than, outside
 from conformance.verdict.evidence import RankEvidence, at, exactly, overlaid, place, values
 from conformance.verdict.judgement import (
@@ -312,7 +312,8 @@ def _combined(problem: Problem, combined: Combination) -> Guard:
     """Parts of the gradients with other factors than the rest."""
     model, kind, by_factor = problem.workload.model, combined.kind, defaultdict[Fraction, list[str]](list)
     for part, factor in combined.factors:
-        by_factor[factor].append(model.tensors[part].name if kind == "parameter" else str(part))
+        if factor != 1:
+            by_factor[factor].append(model.tensors[part].name if kind == "parameter" else str(part))
     said = []
     for factor, own in by_factor.items():
         # Counts of ranks are no divisors.
@@ -322,7 +323,8 @@ def _combined(problem: Problem, combined: Combination) -> Guard:
         words = f" ({' or '.join(names)})" if names else ""
         said.append(f"those of {parts} are {number(float(factor))}x{words}")
     observed = " and ".join(said)
-    text = f"{observed.replace('those', 'the gradients', 1)} of the correct ones; all others are correct"
+    rest = "; all others are correct" if ONE in dict(combined.factors).values() else ""
+    text = f"{observed.replace('those', 'the gradients', 1)} of the correct ones{rest}"
     return guard(PARTS, "correct", text, observed, f"factors by {kind}", advice=_ADVICE[kind])
 
 
