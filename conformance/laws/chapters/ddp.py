@@ -254,7 +254,9 @@ def _never_shared(sharing: Sharing) -> Broken:
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
         origin=next((event for event in shows if isinstance(event, trace.NoSyncEnter)), None),
-        advice=f"set `{_FLAG} = True` before the forward of the last micro-batch" if is_by_hand else "",
+        advice=f"set `{_FLAG} = True` before the forward of the last micro-batch"
+        if is_by_hand
+        else "all-reduce the gradients over all ranks, in the default process group" * (backward.syncs is None),
         edit=f"find `{_FLAG}` at or above forward" if is_by_hand else "",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.laws.law import OK, Broken, Outcome, law
-from conformance.laws.sharing import agree
+from conformance.laws.sharing import agree, trained_elements
 from conformance.laws.subjects import GlobalWindow, Window
 from conformance.trace import events as trace
 from conformance.trace.short_texts import enumerated
@@ -52,7 +52,12 @@ def average_over_all_ranks(here: GlobalWindow) -> Outcome:
 
 def _of_gradients(window: Window) -> Sequence[trace.Collective]:
     until = window.attempts[0] if window.attempts else None
-    return [one for one in window.between(trace.Collective, before=until) if one.of == "gradients"]
+    found = [one for one in window.between(trace.Collective, before=until) if one.of == "gradients"]
+    if found or not window.backwards:
+        return found
+    # A buffer may have counts beside the gradients.
+    mixed = window.between(trace.Collective, after=window.backwards[-1], before=until)
+    return mixed if sum(one.elements for one in mixed) >= trained_elements(window.rank) else []
 
 
 def _connected(rank: int, groups: Sequence[Sequence[int]]) -> set[int]:
