@@ -55,7 +55,7 @@ def _of_gradients(window: Window) -> Sequence[trace.Collective]:
     found = [one for one in window.between(trace.Collective, before=until) if one.of == "gradients"]
     if found or not window.backwards:
         return found
-    # A buffer may have counts beside the gradients.
+    # A buffer may hold counts, too.
     mixed = window.between(trace.Collective, after=window.backwards[-1], before=until)
     return mixed if sum(one.elements for one in mixed) >= trained_elements(window.rank) else []
 
