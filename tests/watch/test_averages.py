@@ -505,3 +505,24 @@ def test_a_clip_by_hand_may_halve_the_gradients_of_a_step(factors, expected, fac
         script.clear()
     findings = script.findings()
     assert (shown(findings), {*findings.open}) == (expected, facts)
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        (lambda own, both: total([both], 0.5), set()),  # averages
+        (lambda own, both: [one.clamp(-0.5, 0.5) for one in own], {"clipping.hooks"}),
+    ],
+)
+def test_hooks_of_the_script_may_average(hook, expected):
+    script = Script()
+    for _ in range(3):
+        computed = script.backward()
+        left = [hook(own, total(computed)) for own in computed]
+        for stream, own, of_rank in zip(script.streams, computed, left, strict=True):
+            stream.insert(-1, records.Hooks(script.numbers, sketches(own)))
+            stream[-1].sketches = sketches(of_rank)
+        script.step(averaged(left))
+        script.clear()
+    findings = script.findings()
+    assert ({*findings.open}, findings.conserved) == (expected, 6)

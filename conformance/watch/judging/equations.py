@@ -346,6 +346,17 @@ class Case:
             (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
         )
 
+    @property
+    def are_averaged_by_hooks(self) -> bool:
+        """Whether the step used the mean over the ranks of the gradients before the script's hooks."""
+
+        def before(number: int) -> list[Contribution]:
+            found = self.all(number)
+            return [one if one.before is None else replace(one, sketch=one.before[None]) for one in found]
+
+        factor = self.known(before)
+        return factor is not None and self.kappa(factor).contains(1)
+
     def kappa(self, factor: Factor) -> Factor:
         """The factor relative to the mean over the ranks, with the loss scale and clipping undone: 1 is correct."""
         scale = self.window.scales[0] if self.window.scales else 1.0

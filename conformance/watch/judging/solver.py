@@ -139,7 +139,7 @@ def _judge_factor(case: Case, kappa: Factor, findings: Findings) -> set[Shown]:
     """Judges the factor. kappa: relative to the mean over the ranks, with the loss scale and clipping undone."""
     window = case.window
     hooked = case.hooked()
-    if hooked is None:
+    if hooked is None and not case.are_averaged_by_hooks:
         findings.leave_open(said("clipping.hooks"), step=window.index, site=window.site)
     of = Fit(case, kappa if hooked is None else kappa.within(hooked))
     if len(window.scales) <= 1:
