@@ -526,3 +526,19 @@ def test_hooks_of_the_script_may_average(hook, expected):
         script.clear()
     findings = script.findings()
     assert ({*findings.open}, findings.conserved) == (expected, 6)
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [(0.2, set()), (1.0, {"clipping.before-change"}), (0.5, {"clipping.before-change", "ranks.factor"})],
+)
+def test_a_step_may_use_gradients_from_before_a_clip(left, expected):
+    """left: the factor of the used gradients, after a clip to 0.2 of their norm."""
+    script = Script()
+    for _ in range(3):
+        used = averaged(script.backward(), factor=0.5 * left)
+        before = norm(used[0]) / left
+        script.each(records.Clipped("norm", script.numbers, 0.2 * before, before, len(SHAPES), LINE))
+        script.step(used)
+        script.clear()
+    assert {*script.findings().open} == expected

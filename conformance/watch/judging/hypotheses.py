@@ -51,6 +51,9 @@ class Fact:
 
 RIGHT = None
 
+_UNUSED = 0.9
+"""A factor of clipping so far from 1 that `clipping.py` tells whether the step uses what the clip left."""
+
 
 @dataclass(frozen=True)
 class Row(Generic[Of]):
@@ -170,6 +173,8 @@ OF_ALL: Sequence[Row[Fit]] = (
         Fact("ranks.factor", lambda of: {"factor": of.kappa.middle}, is_right=True),
         factor=lambda of: of.found(of.over_all_and_ranks),
     ),
+    # A clip of other tensors, or of gradients that were used before: `clipping.before-change`.
+    Row(RIGHT, lambda of: of.case.clipped < _UNUSED, lambda of: of.found(1 / of.case.clipped)),
 )
 """The gradients of all ranks, each once: the factor relative to their mean."""
 
