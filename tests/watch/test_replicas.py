@@ -446,6 +446,7 @@ def test_groups_of_ranks_may_have_a_module_each(size, cancels):
     [
         (2, False, 0.1, [("watch/one-factor", "ranks-by-factor", 0)]),
         (None, False, 0.1, [("watch/averaged", "used-differ", 0)]),
+        ("returned", False, 0.1, [("watch/averaged", "returned-differ", 0)]),
         (None, True, 0.1, [("watch/same-weights", "weights-differ", 0)]),  # weights that differ already
         (None, False, 0.0, []),  # weights stay equal: an average within the step
     ],
@@ -455,9 +456,12 @@ def test_replicas_that_step_on_different_gradients_drift_apart(times, starts_apa
     script = Script(drift=drift)
     script.steps = int(starts_apart)
     for step in range(4):
-        script.backward()
+        if times == "returned":
+            script.each(records.Captured(script.numbers))
+        else:
+            script.backward()
         noise = gradients(900 + step)
-        script.step([noise, gradients(950 + step) if times is None else total([noise], times)])
+        script.step([noise, total([noise], times) if times == 2 else gradients(950 + step)])
         script.clear()
     found = [cause.first for cause in script.findings().causes.values()]
     assert [(one.law, one.says.code, one.step) for one in found] == expected

@@ -102,7 +102,8 @@ def _gradients(together: Together, here: list[Window], findings: Findings) -> No
     if not apart:
         return
     law, effect = "watch/averaged", None
-    says = said("used-differ", parameters=len(apart), all=len(first.used), names=first.named(apart))
+    code = "returned-differ" if all(window.captured for window in here) else "used-differ"
+    says = said(code, parameters=len(apart), all=len(first.used), names=first.named(apart))
     if len(here) == 2 and (ratio := _ratio(first, others[0], apart)) is not None:
         law, effect = "watch/one-factor", said("rank-counts", times=max(ratio, 1 / ratio))
         says = said("ranks-by-factor", parameters=len(apart), rank=others[0].rank, other=first.rank, ratio=ratio)

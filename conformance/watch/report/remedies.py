@@ -40,6 +40,8 @@ FIXES: Mapping[str, str] = {
     "ranks.one-loss-averaged": _SUM_STAGES,
     "ranks-missing": "average over all ranks that have the same parameter: check the process group, and leave "
     "`no_sync()` before the forward pass of the last micro-batch",
+    "returned-differ": "call `loss.backward()`, because DDP does not average what `torch.autograd.grad` returns, or "
+    "all-reduce `p.grad`",
     "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
     "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
     "micro-batches-missing": "do not clear or replace gradients within a window",

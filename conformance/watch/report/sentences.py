@@ -168,6 +168,8 @@ WORDS: Mapping[str, str] = {
     "rates-differ": "ranks have different learning rates in parameter group {group}: {rates}",
     "scales-differ": "ranks have different loss scales, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, ranks {others} did not",
+    "returned-differ": "{parameters} of {all} parameters have different gradients of `autograd.grad` on the ranks: "
+    "{names}",
     "used-differ": "{parameters} of {all} parameters have different gradients on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
