@@ -215,7 +215,9 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     of_law = (law.advice or text.advice) if law and text and not is_known and not is_told else ""
     of_law = f"on every rank, {of_law}" if of_law and on_some else of_law
     of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
-    debug = "debug with the script of the first command below" if len(commands) > 1 else None
+    # The title of an adapter's bug says what to use.
+    is_open = cause.kind != "setup" and commands[1:]
+    debug = "debug with the script of the first command below" if is_open else None
     known = _known_lines(example, law)
     edit = edit_of(_edits(law, text, bugs, cause, is_known=is_known) or _named(of_error, known), known)
     # What a resume gets wrong is between save, load and the first step, not where it shows.

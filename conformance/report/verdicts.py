@@ -67,8 +67,8 @@ LOOKS = {
         ),
         Look(
             "SETUP", "SETUP", "◇", "setup",
-            "The adapter did not train what the case asks for: other samples, or another clip, learning rate, "
-            "optimizer or loss. Fix the adapter first. Counted as failed.",
+            "The adapter, or the trainer that it calls, did not train what the case asks for: other samples, or "
+            "another clip, learning rate, optimizer or loss. Fix this first. Counted as failed.",
             "adapter differs",
         ),
         Look(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from conformance.laws.correct_gradient import FORMATS, exceeds_mean, is_of_mean
@@ -75,7 +76,11 @@ def autocast_only_if_asked(window: Window) -> Outcome:
     # An inspection in half precision, say, may stand next to the training forward.
     for forwards in _by_micro_batch(window):
         if all(forward.computes in ("bfloat16", "float16") for forward in forwards):
-            return _in_other(forwards[0], "", forwards[0].computes, f"in {window.plan.precision.compute.dtype}")
+            found = _in_other(forwards[0], "", forwards[0].computes, f"in {window.plan.precision.compute.dtype}")
+            if window.rank.has((trace.AutocastEnter,)):
+                return found
+            cast = f"find the cast to {forwards[0].computes} at or above it"
+            return replace(found, advice="keep parameters and inputs in the case's precision", edit=cast)
     return OK if any(forward.computes for forward in window.forwards) else None
 
 

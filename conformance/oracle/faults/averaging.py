@@ -98,11 +98,11 @@ class NotSynchronised(Recurrence):
 
 
 @fault(
-    "clears gradients inside the window, so only the last micro-batch counts",
+    "keeps only the gradients of each window's last micro-batch",
     accumulating,
-    fix="call `optimizer.zero_grad()` once a window, after the step",
-    why="Clearing erases what earlier micro-batches have added to `.grad`",
-    edit="zero_grad below step",
+    fix="add up the gradients of all micro-batches; clear or replace them only after the step",
+    why="The last micro-batch replaces the gradients of earlier ones",
+    edit="find the sum of gradients at or above unscale|clip|step",
 )
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:

@@ -121,7 +121,7 @@ class ScheduleNotRestored(_Rescheduled):
         return step - taken
 
 
-def _has_other_rates_later(problem: Problem) -> bool:
+def has_other_rates_later(problem: Problem) -> bool:
     """Whether a schedule that restarts after the first step of a resume has other rates than the correct one."""
     skips = Recurrence(problem).run().skips if problem.precision.scaled else frozenset[int]()
     taken = sum(window.index not in skips for window in problem.windows[: problem.resumed_at])
@@ -133,7 +133,7 @@ def _has_other_rates_later(problem: Problem) -> bool:
     "restores the learning rate, but restarts its schedule after a resume",
     resumes,
     schedules,
-    _has_other_rates_later,
+    has_other_rates_later,
     fix="save and load the schedule's `state_dict`; the optimizer's has the rate alone",
     why="The first step uses the restored rate; the new schedule then counts from 0",
     edit="find what is restored from load",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cached_property
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import (
@@ -16,6 +17,8 @@ from conformance.oracle.faults.catalogue import (
     invites_groups,
     schedules,
 )
+from conformance.oracle.faults.checkpoints import RateAloneRestored, has_other_rates_later, resumes
+from conformance.oracle.optimizers import Rule
 from conformance.oracle.recurrence import Recurrence
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import AdamW, Optimizer
@@ -216,3 +219,28 @@ class ScheduleBeforeEpochs(Recurrence):
 class EpochScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:
         return 0
+
+
+@fault(
+    "restarts the learning-rate schedule of its second optimizer after a resume",
+    resumes,
+    schedules,
+    invites_groups,
+    has_other_rates_later,
+    fix="save and load the `state_dict` of each optimizer's schedule",
+    why="The optimizer restores its present rate; its new schedule then counts from 0",
+    edit="find what is restored from load",
+)
+class ScheduleOfPartNotRestored(RateAloneRestored):
+    _is_of_part = False
+
+    @cached_property
+    def rules(self) -> list[tuple[Rule, list[int]]]:
+        return [(self.rule(self.optimizer_of(tensor)), [tensor]) for tensor in self.tensors]
+
+    def learning_rate_of(self, tensor: int, step: int) -> Fraction:
+        self._is_of_part = bool(self.problem.workload.model.tensors[tensor].group(2))
+        return super().learning_rate_of(tensor, step)
+
+    def resumed_place(self, step: int, taken: int) -> int:
+        return super().resumed_place(step, taken) if self._is_of_part else step
