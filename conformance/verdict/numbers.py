@@ -241,6 +241,8 @@ def _suspected(
     windows."""
     ranks, diverged = judgement.ranks, judgement.divergence is not None
     found = suspects(*closest, difference, ranks, diverged)
+    if found.combination is not None:
+        return found
     others = []
     # A trainer with fewer steps may have done something else with short windows than drop them.
     if len(closest[1].steps) < len(first[1].steps):
