@@ -8,9 +8,9 @@ from conformance.adapter.backends import BACKENDS
 from conformance.cases.case import Case
 from conformance.oracle.accepted_readings import must_step
 from conformance.results.result_lines import Vector
-from conformance.trace.events import Attempt, BackwardEnd, Finished, ForeignOptimizer, Step
+from conformance.trace.events import Attempt, BackwardEnd, Finished, ForeignOptimizer, Skip, Step
 from conformance.verdict.comparison import same
-from conformance.verdict.evidence import RankEvidence, exactly, named
+from conformance.verdict.evidence import RankEvidence, exactly, named, place
 from conformance.verdict.judgement import (
     COLLECTIVES,
     LEFT_OUT,
@@ -245,6 +245,15 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     return _on_every_rank("weights moved", still, text)
 
 
+_IN_PART = "optimizers part at an overflow"
+
+
+def _stepped_in_part(rank: RankEvidence) -> Step | None:
+    """The first step of an optimizer in a window in which the scaler skips that of another one."""
+    skips = {skip.window for skip in rank.events.of(Skip)}
+    return next((step for step in rank.events.of(Step) if step.window in skips), None)
+
+
 def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     """Weights must not change in a skipped window. Elsewhere, numbers show whether a change was a step."""
     skipped = []
@@ -254,6 +263,10 @@ def _left_alone(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
             if not attempt.stepped and not same(attempt.weights, before):
                 skipped.append(f"rank {rank.number}, skipped window {attempt.window}")
             before = attempt.weights
+    if skipped and (parted := next(filter(None, map(_stepped_in_part, ranks)), None)) is not None:
+        text = f"in window {parted.window}, one optimizer steps and another one is skipped for an overflow"
+        advice = "skip the steps of all optimizers if a gradient of any overflows"
+        return guard(WEIGHTS, "nowhere else", text, diagnosis=_IN_PART, where=place(parted), advice=advice)
     changed = [*skipped, *(change for rank in ranks for change in rank.changes)]
     if len(changed) > _MOST_NAMED:
         changed[_MOST_NAMED:] = [f"and {len(changed) - _MOST_NAMED} more"]
