@@ -79,6 +79,10 @@ def lengths(numbers, *divisors, **facts):
         (lengths((2, 2, 2), 2), set()),
         (lengths((2, 2, 1), 2), {LENGTH}),
         (lengths((2, 2, 3), 2), {DIVIDED}),  # the rest of an epoch is included
+        (lengths((2, 2, 3, 2, 3, 2), 2, loader=7), {LENGTH}),  # in each later epoch
+        (lengths((2, 2, 3, 2, 3, 2), 2), {DIVIDED}),
+        (lengths((2, 2, 3, 2, 2, 3, 2), 2, loader=7), {DIVIDED}),
+        (lengths((2, 2, 3, 2, 4, 2), 2, loader=7), {DIVIDED}),
         ([[by(2, calls=1), by(2, calls=2)] * 2] * 3, set()),  # two losses of each micro-batch
         ([[by(2, calls=1, loader=3), by(2, calls=2, loader=3)] * 2] * 3, {DIVIDED}),  # each has its own
         ([[by(4, calls=1), by(4, calls=2)] * number for number in (4, 4, 2)], {DIVIDED}),

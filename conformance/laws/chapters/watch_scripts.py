@@ -279,7 +279,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/window-length",
             "A loss MUST be divided by the actual number of micro-batches in its window.",
-            "A shorter window that is divided by the nominal length counts too little.",
+            "A shorter window that is divided by the nominal length counts too little, a longer one too much.",
             "divide by the number of micro-batches in this window",
             ("micro-batches", "weighted"),
         ),

@@ -153,10 +153,11 @@ class Losses(Chapter):
     def _judge_lengths(self, optimizer: int, of: _Lengths) -> list[tuple[Finding, Window]]:
         [(usual, _)] = of.right.most_common(1) or [(0, 0)]
         short = []
-        for window in of.short(usual):
+        for window in of.uneven(usual):
             number = len(window.backwards)
-            short_window = said("micro-batches.short", passes=number, number=usual)
-            short.append((_Wrong("watch/window-length", short_window, number / usual).of(window), window))
+            code = "micro-batches.short" if number < usual else "micro-batches.long"
+            found = _Wrong("watch/window-length", said(code, passes=number, number=usual), number / usual)
+            short.append((found.of(window), window))
         facts = {usual: of.off[usual]} if of.off[usual] and not short else {}
         if not self._steady.suspects("watch/divided-once"):
             facts |= {nominal: found for nominal, found in of.means.items() if 2 * found.total() > of.windows}
@@ -345,21 +346,25 @@ class _Lengths:
         if kappa == 1 and number > 1 and len(window.fed) != 1 and may_be_one([window]) and _are_added_up(passes):
             self.added[number] += 1
 
-    def short(self, usual: int) -> list[Window]:
-        """Windows that are shorter than the usual length but divided by it, because an epoch ends there.
+    def uneven(self, usual: int) -> list[Window]:
+        """Windows of another length that are divided by the usual one: shorter ones as an epoch ends, or longer ones
+        that begin with what the epoch before has left.
 
         Empty if there may be another reason: in some batches, labels of one task may be missing by chance. Proof is
-        that each pass has a batch of a loader, that short windows have one length and equal distances, or that the only
-        one is the first, with one pass."""
+        that they have one length and equal distances, or of short windows that each pass has a batch of a loader, or
+        that the only one is the first, with one pass."""
         off = [window for window, numbers in self.kept if usual in numbers]
+        are_long = all(len(one.backwards) > usual for one in off)
         missing = sum(max(0, usual - len(one.backwards) - one.lost) for one in off)
         is_usual = self.right[usual] >= 2 and 2 * self.right.total() >= self.windows
-        if not off or not is_usual or self.surplus >= missing:
+        if not off or not is_usual or self.surplus >= max(missing, are_long):
             return []
         lengths, places = {len(one.backwards) for one in off}, [one.index for one in off]
-        gaps = {after - before for before, after in pairwise([-1, *places])}
+        gaps = {after - before for before, after in pairwise([0 if are_long else -1, *places])}
         to_the_end = 0 if len(self.kept) == _MOST_KEPT else self.last - places[-1]
         are_ends = len(gaps) == len(lengths) == 1 and to_the_end <= min(gaps)
+        if are_long:
+            return off if are_ends and len(off) > 1 and self.have_batches else []
         is_first = places == [0] and lengths == {1}
         is_proof = self.have_batches or are_ends or is_first
         return [one for one in off if is_proof and len(one.backwards) < usual]

@@ -197,6 +197,12 @@ class Case:
         return [number for number in own if any(rank != self.window.rank for rank, _ in self.by_rank(number))]
 
     @property
+    def has_parts(self) -> bool:
+        """Whether it steps partitioned parameters that other ranks have parts of, or stages of one model."""
+        together = self.together
+        return bool(self.parts) or (together.is_split and bool(together.partitioned & {*self.parameters}))
+
+    @property
     def parts_apart(self) -> list[int]:
         """Those of them whose weights differ between the ranks in this step."""
         weights = [one.weights for one in self.together.here]

@@ -217,7 +217,7 @@ def _are_replicas(of: Fit, found: Finding) -> None:
 def _of_replicas(code: str, when: Callable[[Case], bool]) -> Row[Fit]:
     return Row(
         Wrong(_AVERAGED, code, lambda of: of.case.counted(of.case.replicas), once=True),
-        when=lambda of: bool(of.case.parts) and bool(of.case.replicas) and when(of.case),
+        when=lambda of: of.case.has_parts and bool(of.case.replicas) and when(of.case),
         effect=lambda of: said(
             "parameters-own", parameters=len(of.case.replicas), all=len(of.case.parameters), ranks=of.ranks
         ),

@@ -171,12 +171,13 @@ class Launch:
         end = End(self.streams, is_whole and not self._blind, averages)
         for chapter in self._chapters:
             chapter.finish(end)
+        for joined in self._stages.finish():
+            self._clipping.take(joined)
         self._clipping.finish(end)
         self._steady.finish()
         for rank, optimizer, _ in self._unsolved:
             findings.leave_open(said("changed.few"))
             findings.resolve((optimizer, rank), FACTS["changed.few"])
-        self._stages.finish()
         self._discarded.name_lines()
         self._state_facts()
 
@@ -237,16 +238,17 @@ class Launch:
         own = Findings()
         together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
-        if own.conserved == own.steps and not own.causes:
+        is_right = own.conserved == own.steps and not own.causes
+        if is_right and holders > 1:
             self._clipping.take(together)
             self._remember(key, together, is_good=True)
             self.findings.take(own)
             return
         for window in here:
-            if self._models.are_inside(window):
+            if self._models.are_inside(window) and not is_right:
                 self._leave_open([window], said("ranks.holders", type=key.type))
                 continue
-            for joined in self._stages.take(window):
+            for joined in self._stages.take(window, (together, own) if is_right else None):
                 self._clipping.take(joined)
 
     def _judge_all(self, key: Key, windows: Sequence[Window | None], here: list[Window]) -> None:

@@ -204,8 +204,9 @@ EXPLAINED: Mapping[str, frozenset[str]] = {
     "micro-batches.totals": _OF_A_SUM,
     "denominator.constant": _OF_A_SUM,
     "clearing.discarded": frozenset({"watch/used"}),
+    "coverage.no-gradient": frozenset({"watch/from-the-model"}),
     "coverage.of-no-step": _OF_OLD_PARAMETERS,
     "coverage.outdated": _OF_OLD_PARAMETERS,
-    "coverage.unreached": _OF_OLD_PARAMETERS,
+    "coverage.unreached": _OF_OLD_PARAMETERS | {"watch/from-the-model"},
 }
 """Facts that are consequences, by code: the laws and the codes of problems that explain them."""

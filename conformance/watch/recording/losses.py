@@ -285,11 +285,11 @@ class Again:
         return all(one in (place, before[place]) for place, one in enumerate(here))
 
     def is_cut_off(self, root: Any, tensors: Sequence[Any]) -> bool:
-        """Whether the loss depends only on a single number that is new since the previous pass; one that is trained by
-        hand would stay. root: the node where it begins, None for a leaf."""
+        """Whether the loss depends only on one tensor that is new since the previous pass; one that is trained by hand
+        would stay. root: the node where it begins, None for a leaf."""
         before = None if self._leaf is None else self._leaf()
         leaf = _leaf(root) if root is not None else tensors[0] if len(tensors) == 1 else None
-        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter) or leaf.numel() != 1:
+        if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
             return False
         self._leaf = weakref.ref(leaf)
         return before is not leaf

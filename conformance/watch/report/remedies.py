@@ -67,6 +67,7 @@ FIXES: Mapping[str, str] = {
     "divided-by-all-and-averaged": _TIMES_RANKS,
     "micro-batches.sum": "divide each loss by the number of micro-batches in its window",
     "micro-batches.divided-twice": "divide each loss by the number of micro-batches once; remove the other division",
+    "micro-batches.long": "step after the last micro-batch of each epoch, and divide by the number in this window",
     "micro-batches.divided": "divide each loss by the number of backward passes in its own window",
     "micro-batches.divided-by-ranks": "do not divide by the number of ranks: the average over them does",
     "micro-batches.total": "divide by the number of targets in the window, over all ranks and micro-batches",

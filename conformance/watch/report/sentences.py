@@ -292,6 +292,8 @@ WORDS: Mapping[str, str] = {
     "ranks.means-added": "the gradients of the ranks are summed, not averaged",
     "micro-batches.sum": "the losses of {passes} micro-batches are summed but not divided",
     "micro-batches.short": "short window divided by {number} instead of {passes}",
+    "micro-batches.long": "a window continues from one epoch into the next, and is divided by {number} instead of "
+    "{passes}",
     "micro-batches.divided": "each loss is divided by {number}, but its window has {passes:backward pass}: the "
     "update is {times:times} of the correct one",
     "micro-batches.divided-by-ranks": "losses are divided by {ranks}, the number of ranks, and gradients are averaged",
