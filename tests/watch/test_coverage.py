@@ -58,6 +58,16 @@ def behind_a_zero(model):
     return model[0].parameters()
 
 
+def cancels():
+    """As a critic that tells real samples from made ones: the last bias has no influence."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        model.zero_grad()
+        (model(torch.randn(8, 6)).sum() - model(torch.randn(8, 6)).sum()).backward()
+        optimizer.step()
+
+
 def resumes(kept, loaded, optimizer=torch.optim.Adam, *, starts_fresh=False):
     """kept: the parts in a checkpoint, 0 for the model and 1 for the optimizer. loaded: those that continue with it.
     starts_fresh: the weights are those of a new model, although the checkpoint is read."""
@@ -117,6 +127,7 @@ HEAD = partial(steps, held=lambda model: model[2].parameters())
             {"coverage.outdated": {"count": 2, "idle": 2, "names": ["2.bias", "2.weight"]}},
         ),
         (partial(steps, held=behind_a_zero), {"coverage.zero-gradient": {"count": 2, "all": 2, "step": 20}}),
+        (cancels, {}),
         (partial(steps, takes_away), {"coverage.left-out": {"count": 1, "all": 4, "names": ["0.weight"]}}),
         (partial(steps, partial(takes_away, until=10)), {}),
         (partial(steps, partial(takes_away, since=10), count=40), {}),

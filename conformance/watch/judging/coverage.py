@@ -219,6 +219,8 @@ class Coverage(OneRank):
         self._open("coverage.left-out", stream, unused & stream.ever - elsewhere, optimizer)
         of = self._of[optimizer]
         zeros = {number for number, times in of.zeros.items() if times >= _OFTEN and number not in of.moved}
+        # Gradients of a bias are a sum over samples, which may cancel.
+        zeros = zeros if any(len(stream.parameters[number].shape) > 1 for number in zeros) else set()
         self._open("coverage.zero-gradient", stream, zeros, optimizer, min((of.zeros[one] for one in zeros), default=0))
         return [] if is_outdated else unheld
 
