@@ -76,7 +76,7 @@ class Stages:
         return together
 
     def finish(self) -> Iterator[Together]:
-        """Yields the steps that are right by themselves and have none of other ranks beside them."""
+        """Yields the steps that are right by themselves and have none of other ranks next to them."""
         for finding in self._waiting:
             if self._are_apart:
                 self._findings.add(finding)
