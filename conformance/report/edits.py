@@ -37,6 +37,8 @@ _SAID = {
 _IS_CODE = re.compile(r"`[^`]+`")
 _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
 
+_STEP = re.compile(r"\s*(?P<by>\S+)\.step\((?P<of>[\w.\[\]]*)\)\s*(#.*)?")
+
 #: The call to add, by the kind of event that notes it.
 _MISSING = {
     "clip": "nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
@@ -112,7 +114,7 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
-        new = _of_the_same(at, new) if new else None
+        new = _of_the_same(at, known.get("step"), new) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     is_inside = len(_indent(call)) > len(_indent(at))
     if _is_there(call, at, side) or (_follows(call, at, side) and not is_inside and call.own and at.own):
@@ -131,10 +133,14 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
 
 
-def _of_the_same(at: Place, new: str) -> str:
-    """A call of an optimizer, with its name in the line that steps it."""
-    stepped = re.fullmatch(r"\s*(\S+)\.step\(\)\s*(#.*)?", at.own)
-    return new.replace("optimizer", stepped[1]) if stepped else new
+def _of_the_same(at: Place, step: Place | None, new: str) -> str:
+    """A call of an optimizer or a scaler, with the names in the line that steps."""
+    lines = (at.own, "" if step is None else step.own)
+    stepped = next((found for line in lines if (found := _STEP.fullmatch(line))), None)
+    if stepped is None:
+        return new
+    names = {"optimizer": stepped["of"] or stepped["by"], "scaler": stepped["by"] if stepped["of"] else "scaler"}
+    return re.sub(r"\b(optimizer|scaler)\b", lambda name: names[name[1]], new)
 
 
 def _are_apart(one: Place, other: Place) -> bool:

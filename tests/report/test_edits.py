@@ -247,3 +247,18 @@ def test_edits_of_guards_are_of_guards_that_exist():
     for key in _OF_GUARDS:
         what = key.removeprefix("resumed with other ")
         assert (f'"{key}"' in verdict) or (f'"{what}": lambda' in verdict and what != key)
+
+
+@pytest.mark.parametrize(
+    ("step", "added"),
+    [
+        ("grad_scaler.step(opt)", "grad_scaler.unscale_(opt)"),
+        ("    self.scaler.step(self.opts[0])  # skips", "self.scaler.unscale_(self.opts[0])"),
+        ("opt.step()", "scaler.unscale_(opt)"),
+        ("train(opt)", "scaler.unscale_(optimizer)"),
+    ],
+)
+def test_an_added_call_has_the_names_of_the_step(step: str, added: str) -> None:
+    known = {"clip": Place("at", "a.py:4", "clip(p)"), "step": Place("at", "a.py:6", step)}
+    edit = edit_of("unscale above clip", known)
+    assert edit is not None and edit.said("a.py") == f"add `{added}` above line 4"

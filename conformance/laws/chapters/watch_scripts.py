@@ -160,6 +160,7 @@ LAWS: dict[str, Law] = {
             "A step uses the next learning rate, or one past the end of the schedule, such as 0 or less.",
             "call `optimizer.step()`, then `scheduler.step()`, once for each step or epoch",
             ("schedule", "any"),
+            edit="it below step; change it",
         ),
         Law(
             "watch/schedule-of-what-steps",
