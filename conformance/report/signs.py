@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Literal, TypeAlias
 
 from conformance.oracle.faults import RARE
-from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding
+from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding
 
 from .factors import factors
 
@@ -62,7 +62,8 @@ class Cause:
 
 def signs(failed: Sequence[CaseRecord], cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
     """The possible causes of each failed case, by its id(), the most direct first. ``cases``: all of a trainer."""
-    known, constant, innocent = bugs(cases), _factors(cases), _innocent(failed)
+    known, innocent = bugs(cases), _innocent(failed)
+    constant = _factors(cases, known)
     cut_short = _only_cut_short(failed)
     pairs = {name for names in known.values() for name in names if len(names) > 1 or PAIR in name}
     found = {case: [Cause("pair" if one in pairs else "bug", one) for one in names] for case, names in known.items()}
@@ -187,11 +188,16 @@ def _with_law(case: CaseRecord, shown: Sequence[Cause], laws: Mapping[str, Cause
             yield cause
 
 
-def _factors(cases: Sequence[CaseRecord]) -> dict[int, list[Cause]]:
-    """The factors that explain each case, with known bugs that explain the factor."""
+def _factors(cases: Sequence[CaseRecord], named: Mapping[int, Sequence[str]]) -> dict[int, list[Cause]]:
+    """The factors that explain each case, with known bugs that explain the factor. named: the bugs of each case."""
     found = defaultdict[int, list[Cause]](list)
     for factor in factors(cases):
         known = _common_bugs(factor.cases, cases)
+        precisions = {case.precision for case in factor.cases}
+        is_everywhere = not any(case.verdict in PASSED and case.precision in precisions for case in cases)
+        if len(known) == 1 and not is_everywhere and all(known[0] in named.get(id(case), ()) for case in factor.cases):
+            # Correct updates in other cases refute the factor, not the bug.
+            continue
         cause = Cause("factor" if factor.is_constant else "factors", factor.text, known)
         for case in factor.cases:
             found[id(case)].append(cause)

@@ -131,6 +131,20 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
         [wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")],
         [("Every gradient is 2x of the correct one.", 1)],
     ),
+    "a factor that another workload does not show is the only bug that gives it": (
+        [
+            wrong("sum", gradient_factors=[2], workload="weighted"),
+            case(2, 2, "momentum", ruled_out=["other"]),
+        ],
+        [("The trainer sums.", 1)],
+    ),
+    "but one of several bugs": (
+        [
+            wrong("sum", "twice", gradient_factors=[2], workload="weighted"),
+            case(2, 2, "momentum", ruled_out=["other"]),
+        ],
+        [("Every gradient is 2x of the correct one.", 1)],
+    ),
     "a factor that another layout does not show is a bug of the layout": (
         [wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])],
         [("The trainer sums.", 1)],
