@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import dedent
+from types import MappingProxyType
 
 from conformance.trace.state.site import AFTER, BEFORE
 
@@ -121,7 +122,7 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         # It is in this order already, so moving it changes nothing.
         if side == "below" and len(_indent(call)) < len(_indent(at)) and (condition := condition_of(at)) is not None:
             # The call is made also where the other one is not.
-            code = _diff(at, side, call.own.strip(), call)
+            code = _diff(at, side, call.own.strip(), call, {condition.number: condition.text})
             return Edit(call, "at", f"indent {{{call.at}}} under the `if` in {{{condition.at}}}", code)
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
     if _follows(call, at, side) and (condition := condition_of(call)) is not None:
@@ -208,13 +209,16 @@ def _changed(place: Place, do: str, to: str | None) -> str:
     return "\n".join(_rows(place.near(), {place.number}, {} if new is None else {place.number: [new]}))
 
 
-def _diff(at: Place, side: str, new: str, moved: Place | None = None) -> str:
-    """The lines around both places, with the new one at its side of the first, indented like it."""
+def _diff(
+    at: Place, side: str, new: str, moved: Place | None = None, also: Mapping[int, str] = MappingProxyType({})
+) -> str:
+    """The lines around both places, with the new one at its side of the first, indented like it. also: further lines,
+    by number."""
     if not at.own or not new:
         return (moved.code if moved else "") or at.code
     before = at.number - (side == "above")
     is_one_file = moved is not None and moved.at.rpartition(":")[0] == at.at.rpartition(":")[0]
-    near = (moved.near() if moved and is_one_file else {}) | at.near()
+    near = (moved.near() if moved and is_one_file else {}) | at.near() | dict(also)
     gone = {moved.number} if moved and is_one_file else set[int]()
     return "\n".join(_rows(near, gone, {before: [_indent(at) + new]}))
 

@@ -51,7 +51,8 @@ def _compared(what: str, expected: Vector, observed: Vector, at: int) -> str | N
     pairs = [(right, seen) for right, seen in zip(expected, observed, strict=False) if right is not None]
     lost = sum(seen is None or not isfinite(seen) for _, seen in pairs)
     if lost:
-        return f"{lost} of {len(pairs)} entries of {what} are missing, infinite or NaN in step {at}"
+        how = "missing" if None in [seen for _, seen in pairs] else "infinite or NaN"
+        return f"{lost} of {len(pairs)} entries of {what} are {how} in step {at}"
     factors = [seen / right if right else 1.0 for right, seen in pairs if seen is not None and (right or seen)]
     if factors and max(factors) - min(factors) <= 1e-6 * abs(factors[0]) and number(factors[0], 3) != "1":
         return f"{_factor(what, factors[0])} in step {at}"

@@ -86,7 +86,7 @@ def _print_notices(results: Results, console: Console, detail: Detail) -> None:
     if done:
         console.print(Text("\nBehaviour: choices where several behaviours are valid", "bold"), *done, sep="\n")
     if should := [*warnings(breaches(results, "SHOULD"))]:
-        console.print(Text("\nWarnings: broken laws that say SHOULD\n", "bold"), *should, sep="\n")
+        console.print(Text("\nWarnings: laws that say SHOULD do not change the verdict\n", "bold"), *should, sep="\n")
     # If nothing ran, the reader needs the reason.
     nothing_ran = all(case.verdict in NOT_RUN for case in results.cases)
     if idle := reasons(results) if detail == "verbose" or nothing_ran else []:

@@ -158,7 +158,7 @@ def test_after_the_step_of_its_optimizer():
     ("law", "name", "told"),
     [
         ("clip/after-sync", "clipped apart", "the norm 2 on rank 0 and 1 on rank 1"),
-        ("clip/once-per-window", "for each micro-batch", "clipped twice"),
+        ("clip/once-per-window", "for each micro-batch", "clipped again"),
         ("clip/all-parameters", "a generator used up", "got no parameters"),
         ("clip/all-parameters", "a parameter left out", "left out bias"),
     ],

@@ -166,7 +166,7 @@ def test_a_breach_has_the_numbers_and_lines_of_the_run():
     told = the_finding(run, "amp/unscale-before-clip").broken
     assert (told.expected, told.observed, told.why) == (
         "`unscale_` before `clip_grad_norm_`",
-        "clip norm 1 (saw 4096) (train.py:5) came before unscale ÷ 1024 (train.py:6)",
+        "clip norm 1 (of norm 4096) (train.py:5) came before unscale ÷ 1024 (train.py:6)",
         "clipping compares the norm with 1, but gradients still carry the loss scale 1024",
     )
     assert (

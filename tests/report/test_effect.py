@@ -40,8 +40,13 @@ def wrong(case, quantity, step):
         ),
         (
             "weights",
+            {"expected": (4.0, 6.0), "observed": (float("nan"), 4.0)},
+            "1 of 2 entries of the update are infinite or NaN in step 1",
+        ),
+        (
+            "weights",
             {"expected": (4.0, 6.0), "observed": (None, 4.0)},
-            "1 of 2 entries of the update are missing, infinite or NaN in step 1",
+            "1 of 2 entries of the update are missing in step 1",
         ),
         (
             "gradient",

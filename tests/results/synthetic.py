@@ -145,7 +145,7 @@ def finding(level: str) -> Case:
         "count": 12, "ranks": [0, 1], "window": 0, "where": "my_loop.py:41",
         "effect": "The threshold was in effect 1 / 1024.",
         "numbers": "The numbers of this case are correct anyway.",
-        "slice": [moment(0, 2.1, "clip", "clip norm 1 (saw 3.2)", 41, marked=True),
+        "slice": [moment(0, 2.1, "clip", "clip norm 1 (of norm 3.2)", 41, marked=True),
                   moment(0, 2.3, "unscale", "unscale ÷ 1024", 43)],
     }  # fmt: skip
 
@@ -166,7 +166,7 @@ def timeline(ranks: int = 2) -> Case:
         moments += [moment(rank, 1.0 + late, "backward_begin", "backward", 35)]
         joined.append(len(moments))
         moments += [moment(rank, 1.5 + late, "collective", "allreduce (gradients, 12 B)", None)]
-        moments += [moment(rank, 2.1 + late, "clip", "clip norm 1 (saw 3.2)", 41, marked=True)]
+        moments += [moment(rank, 2.1 + late, "clip", "clip norm 1 (of norm 3.2)", 41, marked=True)]
         moments += [moment(rank, 2.3 + late, "unscale", "unscale ÷ 1024", 43)]
         moments += [moment(rank, 2.9 + late, "step", "step 0 by the scaler", 45)]
     return {"window": 0, "moments": moments, "joins": [{"moments": joined}], "cut": 0}

@@ -21,7 +21,7 @@ def test_a_line_becomes_an_event_of_its_kind():
     event = read(clip())
     assert isinstance(event, Clip)
     assert (event.kind, event.threshold, event.where) == ("norm", 1.0, ["train.py", 41, "train"])
-    assert str(event) == "clip norm 1 (saw 3.25) (train.py:41)"
+    assert str(event) == "clip norm 1 (of norm 3.25) (train.py:41)"
 
 
 def test_a_call_within_a_framework_is_shown_with_the_trainers_line():

@@ -164,8 +164,7 @@ def once_per_window(window: Window) -> Outcome:
             between = window.between(trace.BackwardBegin, after=first, before=second)
             effect = "The second clip makes the gradients smaller than the first threshold."
             if between:
-                last = f"{between[-1].label} {between[-1].backward}"
-                effect = f"Gradients that come before {last} are clipped twice, so they count less."
+                effect = "Gradients of earlier micro-batches are clipped again, so they count less."
             return Broken(
                 second,
                 expected="one clip per window",

@@ -19,7 +19,7 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/averaged",
-            "A step MUST use the average of the gradients of all ranks.",
+            "A step MUST use the gradients of all ranks: their mean, or their sum for stages of one model.",
             "The update misses the samples of other ranks, and ranks that use only their own data drift apart.",
             "if micro-batches use `no_sync()`, leave it before the forward pass of the last one; else call the wrapped "
             "model (`ddp(x)`), or all-reduce `p.grad`",
@@ -157,7 +157,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/schedule-after-step",
             "A scheduler MUST step after its optimizer, and only as often as it was made for.",
-            "A step uses the next learning rate, or one past the end of the schedule, such as 0 or less.",
+            "The learning rate changes too early, or passes the end of its schedule.",
             "call `optimizer.step()`, then `scheduler.step()`, once for each step or epoch",
             ("schedule", "any"),
             edit="it below step; change it",

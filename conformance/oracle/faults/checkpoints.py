@@ -30,7 +30,7 @@ def _keeps_state(problem: Problem) -> bool:
     resumes,
     fix="load the model's `state_dict` before training continues",
     why="Training starts from the initial weights again: what the first part learned is lost",
-    edit="find what is restored from load",
+    edit="find the restored weights from load",
 )
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -44,7 +44,7 @@ class WeightsNotRestored(Recurrence):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`",
     why="An empty state makes the first step after the resume like the first step of a run",
-    edit="find what is restored from load",
+    edit="find the restored optimizer from load",
 )
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -59,7 +59,7 @@ class OptimizerStateNotRestored(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="save and load all of the optimizer's `state_dict`, including `step`",
     why="A restarted count corrects the old moments as if they were new: the step becomes too long",
-    edit="find what is restored from load",
+    edit="find the restored optimizer from load",
 )
 class StepCountNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -75,7 +75,7 @@ class StepCountNotRestored(Recurrence):
     has_groups,
     fix="load each group's settings with the optimizer's `state_dict`",
     why="The first group's settings then apply to the parameters of all groups",
-    edit="find what is restored from load",
+    edit="find the restored optimizer from load",
 )
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
@@ -114,7 +114,7 @@ class _Rescheduled(Recurrence):
     schedules,
     fix="save and load the schedule's `state_dict`",
     why="A new schedule starts at its first learning rate, not at that of the stop",
-    edit="find what is restored from load",
+    edit="find the restored schedule from load",
 )
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -134,9 +134,9 @@ def has_other_rates_later(problem: Problem) -> bool:
     resumes,
     schedules,
     has_other_rates_later,
-    fix="save and load the schedule's `state_dict`; the optimizer's has the rate alone",
+    fix="save and load the schedule's `state_dict`; the optimizer's has only its present rate",
     why="The first step uses the restored rate; the new schedule then counts from 0",
-    edit="find what is restored from load",
+    edit="find the restored schedule from load",
 )
 class RateAloneRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -149,7 +149,7 @@ class RateAloneRestored(_Rescheduled):
     schedules,
     fix="restore the schedule's position, and do not step it again after loading",
     why="Each step after the resume uses the learning rate of the next one",
-    edit="find what is restored from load",
+    edit="find the restored schedule from load",
 )
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -175,7 +175,7 @@ class ScheduleBehindOnceResumed(_Rescheduled):
     schedules,
     fix="load the schedule's state before the first step, and the optimizer's after the schedule is made",
     why="Making a schedule sets the initial rate, which overwrites the restored one until its next step",
-    edit="find what is restored from load",
+    edit="find the restored schedule from load",
 )
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -329,7 +329,7 @@ def _resumes_on_others(problem: Problem) -> bool:
     _resumes_on_others,
     fix="divide by the present number of ranks; do not restore it",
     why="The sum over the present ranks is divided by the number of ranks before the stop",
-    edit="find what is restored from load",
+    edit="find the restored number of ranks from load",
 )
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -341,7 +341,7 @@ class DividesByRanksOfTheStop(_ResumedOnOthers):
     _resumes_on_others,
     fix="multiply by the present number of ranks; do not restore it",
     why="The loss is multiplied by the number of ranks before the stop, then averaged over the present ones",
-    edit="find what is restored from load",
+    edit="find the restored number of ranks from load",
 )
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:

@@ -60,8 +60,8 @@ class FrozenDecay(Recurrence):
     "never trains parameters after they are unfrozen",
     _unfreezes,
     fix="give unfrozen parameters to the optimizer, with `add_param_group` or from the start",
-    why="The optimizer does not hold these parameters, so they stay",
-    edit="change the optimizer's parameters above step",
+    why="The optimizer does not hold these parameters, so they never change",
+    edit="find `requires_grad` at or above step",
 )
 class NeverUnfreezes(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
@@ -73,7 +73,7 @@ class NeverUnfreezes(Recurrence):
     _unfreezes,
     fix="unfreeze before the forward pass of the first window that trains the parameters",
     why="The first window that should train these parameters gives them no gradient",
-    edit="change the unfreezing above forward",
+    edit="find `requires_grad` at or above forward",
 )
 class UnfreezesLate(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:

@@ -22,7 +22,7 @@ def moves(problem: Problem) -> bool:
 
 
 @fault(
-    "evaluates with its average of the weights, and then trains on with it",
+    "trains on with its average of the weights after an evaluation",
     averages,
     fix="after the evaluation, put the model's own weights back",
     why="The next step starts from averaged weights",
@@ -46,7 +46,7 @@ class AverageLeftInModel(Recurrence):
 
 
 @fault(
-    "evaluates with its moving average of the weights, which starts with the initial ones, and then trains on with it",
+    "trains on with its moving average of the weights after an evaluation",
     moves,
     fix="after the evaluation, put the model's own weights back",
     why="The next step starts from averaged weights",

@@ -63,7 +63,7 @@ class Event:
 
     @property
     def label(self) -> str:
-        """A short phrase: ``clip norm 1 (saw 3.2)``."""
+        """A short phrase: ``clip norm 1 (of norm 3.2)``."""
         return self.title.format_map(_Shown(self))
 
     @property

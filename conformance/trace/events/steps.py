@@ -31,7 +31,7 @@ class Clip(Event, noted="after `torch.nn.utils.clip_grad_norm_`, `clip_grad_valu
 
     @property
     def label(self) -> str:
-        saw = "" if self.norm is None else f" (saw {number(self.norm)})"
+        saw = "" if self.norm is None else f" (of norm {number(self.norm)})"
         return f"clip {self.kind} {number(self.threshold)}{saw}"
 
     @property

@@ -108,7 +108,7 @@ FIXES: Mapping[str, str] = {
     "ranks.sum": "divide `p.grad` by the number of ranks",
     "schedule.each-pass": "call `scheduler.step()` once, after `optimizer.step()`",
     "schedule.before-step": "call `scheduler.step()` after `optimizer.step()`",
-    "schedule.past-its-end": "create the schedule for the number of steps that it makes",
+    "schedule.past-its-end": "step it once per epoch, or create it for the number of steps that it makes",
     "schedule.low-rate": "create the schedule for the number of steps that it makes",
     "schedule.zero-rate": "give these parameters a learning rate, or freeze them",
     "schedule.never-steps": "call `scheduler.step()` after each step or epoch",

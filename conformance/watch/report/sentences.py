@@ -31,7 +31,7 @@ class _Words(Formatter):
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
         if format_spec == "times":
             if 0 < value < _SMALL:
-                return f"1/{1 / value:.4g}"
+                return f"1/{1 / value:.4g}" if 1 / value < 10_000 else f"1/{1 / value:,.0f}"
             return f"{value:.0f}x" if _LARGE <= value < inf else f"{_rounded(value)}x"
         if format_spec == "share":
             return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
@@ -283,7 +283,7 @@ WORDS: Mapping[str, str] = {
     "schedule.of-another.effect": "The learning rate stays {rate:g} in {steps:step}",
     "schedule.never-steps": "{name} never steps in {steps:step}: the learning rate stays {rates:g}",
     "schedule.steps-often": "{name} steps {often:.2g} times for each step of its optimizer",
-    "schedule.past-its-end": "{name} has {made_for:step} but steps {times:time}",
+    "schedule.past-its-end": "{name} was made for {made_for:step}, but steps {times:time}",
     "schedule.before-first-step": "{name} steps {times:time} before the first step of its optimizer",
     "schedule.without-steps": "{name} steps {times:time} after the last step of its optimizer",
     "schedule.zero-rate": "The learning rate of some parameters is 0 in all {steps:step}",
