@@ -286,6 +286,9 @@ def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     if law is not None and law.origin is not None:
         lines["origin"] = law.origin
     places = {call: place for call, line in lines.items() if (place := own_place(case, line)) is not None}
+    # A scaler's step also unscales.
+    if "scaler_step" in places and "unscale" in places and places["scaler_step"].at == places["unscale"].at:
+        del places["unscale"]
     # Another call of this kind in the file may be correct.
     same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
     return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}

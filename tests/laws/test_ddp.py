@@ -202,6 +202,29 @@ def test_a_missing_average_names_the_last_one_and_the_no_sync():
     assert [event.event for event in told.shows] == ["collective", "no_sync_enter", "backward_begin", "step"]
 
 
+def test_a_no_sync_may_begin_before_the_window():
+    run = ranks(
+        lambda rank: [
+            [WRAP, event("no_sync_enter"), ddp(0, syncs=False), local(), event("no_sync_exit")],
+            stepped(rank),
+        ]
+    )
+    told = the_finding(run, "ddp/all-reduce-every-window").broken
+    assert "ran inside `no_sync()`, entered at" in told.observed
+    assert (told.advice, told.edit) == ("", "")
+
+
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_the_flag_is_named_only_where_no_region_sets_it(is_by_hand):
+    region = [] if is_by_hand else [event("no_sync_enter")]
+    run = ranks(lambda rank: [WRAP, *region, ddp(0, syncs=False), local(syncs=True), stepped(rank)])
+    told = the_finding(run, "ddp/no-sync-around-forward").broken
+    assert [part.count("require_backward_grad_sync") for part in (told.fault, told.advice, told.edit)] == [
+        is_by_hand
+    ] * 3
+    assert ("`no_sync()`" in told.observed) != is_by_hand
+
+
 RECEIVE = event("receive", peer=1)
 
 

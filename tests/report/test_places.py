@@ -123,3 +123,13 @@ def test_a_title_has_the_role_of_a_line_that_is_not_wrong_by_itself(results: Res
     at, seen = (shown(results, replace(case, findings=(one,))).headline for one in (BROKEN, PARTED))
     assert at == "The trainer clips before it unscales (train.py:31)"
     assert seen.endswith("(seen at train.py:98)")
+
+
+@pytest.mark.parametrize(("line", "does"), [(33, "add"), (32, "move")])
+def test_the_unscaling_of_a_scalers_step_does_not_move(
+    results: Results, case: CaseRecord, line: int, does: str
+) -> None:
+    at = Lines("train.py:33")
+    calls = {"scaler_step": at, "step": at, "unscale": Lines(f"train.py:{line}")}
+    card = shown(results, replace(case, findings=(BROKEN,), calls=calls))
+    assert card.edit is not None and card.edit.does.startswith(does)

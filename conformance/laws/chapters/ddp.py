@@ -127,14 +127,23 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
     is_missing = shared is not None and bool(shared.is_missing) and shared.backward is backward
     if not (is_missing if backward.syncs else averaged):
         return None
-    outside = bool(forward.syncs)
+    outside, is_by_hand = bool(forward.syncs), not window.rank.of(trace.NoSyncEnter)
     places = ("outside", "inside") if outside else ("inside", "outside")
+    expected = "the forward " + (
+        "also inside `no_sync()`" if outside else "of the last micro-batch outside `no_sync()`"
+    )
+    observed = f"{forward} ran {places[0]} `no_sync()`, its backward ({backward.line}) {places[1]}"
+    if is_by_hand:
+        expected = f"`{_FLAG}` set before the forward"
+        observed = f"`{_FLAG}` changed between {forward} and its backward ({backward.line})"
     return Broken(
         backward,
-        expected="the forward "
-        + ("also inside `no_sync()`" if outside else "of the last micro-batch outside `no_sync()`"),
-        observed=f"{forward} ran {places[0]} `no_sync()`, its backward ({backward.line}) {places[1]}",
+        expected=expected,
+        observed=observed,
         why="the forward decides whether the backward averages",
+        fault=f"changes DDP's `{_FLAG}` between a forward and its backward" if is_by_hand else "",
+        advice=f"set `{_FLAG}` before the forward" if is_by_hand else "",
+        edit=f"find `{_FLAG}` at or above it" if is_by_hand else "",
         shows=(forward, backward, *averaged[:1]),
         effect=f"Gradients were averaged anyway: {averaged[0]}."
         if outside
@@ -225,15 +234,11 @@ _FLAG = "require_backward_grad_sync"
 def _never_shared(sharing: Sharing) -> Broken:
     window, backward = sharing.window, sharing.backward
     early = _of_gradients(window.between(trace.Contribution, before=backward))[-1:]
-    entered = [
-        event
-        for event in window.between(trace.Event, before=backward)
-        if isinstance(event, trace.NoSyncEnter | trace.NoSyncExit)
-    ]
+    entered = _inside(window.rank, backward)
     shows: list[trace.Event] = [backward]
-    if backward.syncs is False and entered and isinstance(entered[-1], trace.NoSyncEnter):
-        observed = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered[-1].line}"
-        shows = [entered[-1], backward]
+    if backward.syncs is False and entered is not None:
+        observed = f"backward ({backward.line}) ran inside `no_sync()`, entered at {entered.line}"
+        shows = [entered, backward]
     elif backward.syncs is False:
         observed = f"backward ({backward.line}) ran while DDP's `{_FLAG}` was off"
     else:
@@ -259,6 +264,12 @@ def _never_shared(sharing: Sharing) -> Broken:
         else "all-reduce the gradients over all ranks, in the default process group" * (backward.syncs is None),
         edit=f"find `{_FLAG}` at or above forward" if is_by_hand else "",
     )
+
+
+def _inside(rank: Rank, event: trace.Event) -> trace.NoSyncEnter | None:
+    """The `no_sync()` around an event, which may begin before its window."""
+    last = rank.between(trace.NoSyncEnter, before=event)[-1:]
+    return None if not last or rank.between(trace.NoSyncExit, after=last[0], before=event) else last[0]
 
 
 def _of_gradients(events: Sequence[trace.Contribution]) -> Sequence[trace.Contribution]:

@@ -173,10 +173,10 @@ class ScheduleAfterEpochsToo(Recurrence):
 
 
 @fault(
-    "never advances the learning-rate schedule",
+    "keeps the first learning rate of the schedule",
     schedules,
-    fix="call `scheduler.step()` after each step of this optimizer",
-    why="Without `scheduler.step()`, the learning rate stays at its first value",
+    fix="call `scheduler.step()` after each step of this optimizer, and read `lr` from its groups in each step",
+    why="All steps use the first learning rate",
     edit="schedule below step",
 )
 class ScheduleIgnored(Recurrence):
@@ -210,7 +210,7 @@ class ScheduleBeforeEpochs(Recurrence):
 
 
 @fault(
-    "never advances a per-epoch learning-rate schedule",
+    "keeps the first learning rate of a per-epoch schedule",
     _schedules_epochs,
     fix="call `scheduler.step()` once an epoch",
     why="Without `scheduler.step()`, all epochs use the first learning rate",
