@@ -181,7 +181,7 @@ def install_wheel(session: nox.Session, *extras: str) -> None:
             # A reused environment has an older build of the same version.
             session.run_install("pip", "uninstall", "--quiet", "--yes", "trainer-conformance")
         if WITH_OLD_PIP.intersection(extras):
-            session.install("pip<24.1")
+            session.install("-c", str(CONSTRAINTS), "pip<24.1")
         # Compiling all of torch takes longer than unpacking it; imports are compiled on use.
         session.install("--no-compile", "-c", str(CONSTRAINTS), f"{wheel}{extra}")
         if "horovod" in extras:
