@@ -81,6 +81,13 @@ def lengths(numbers, *divisors, **facts):
         (lengths((2, 2, 3), 2), {DIVIDED}),  # the rest of an epoch is included
         (lengths((2, 2, 3, 2, 3, 2), 2, loader=7), {LENGTH}),  # in each later epoch
         (lengths((2, 2, 3, 2, 3, 2), 2), {DIVIDED}),
+        (
+            [
+                [by(2, loader=7, calls=at) for at in calls]
+                for calls in ((0, 0), (0, 0), (0, 0, 1), (0, 0), (0, 0, 1), (0, 0))
+            ],
+            {DIVIDED},
+        ),
         (lengths((2, 2, 3, 2, 2, 3, 2), 2, loader=7), {DIVIDED}),
         (lengths((2, 2, 3, 2, 4, 2), 2, loader=7), {DIVIDED}),
         ([[by(2, calls=1), by(2, calls=2)] * 2] * 3, set()),  # two losses of each micro-batch

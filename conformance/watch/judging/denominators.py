@@ -364,7 +364,9 @@ class _Lengths:
         to_the_end = 0 if len(self.kept) == _MOST_KEPT else self.last - places[-1]
         are_ends = len(gaps) == len(lengths) == 1 and to_the_end <= min(gaps)
         if are_long:
-            return off if are_ends and len(off) > 1 and self.have_batches else []
+            # A further loss in every few windows has its own line.
+            are_of_one_line = all(len({one.calls for one in window.passes}) == 1 for window in off)
+            return off if are_ends and are_of_one_line and len(off) > 1 and self.have_batches else []
         is_first = places == [0] and lengths == {1}
         is_proof = self.have_batches or are_ends or is_first
         return [one for one in off if is_proof and len(one.backwards) < usual]

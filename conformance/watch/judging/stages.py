@@ -15,6 +15,7 @@ from conformance.watch.judging import conservation
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import FACTS
+from conformance.watch.judging.targets import are_of_one_loss
 from conformance.watch.judging.windows import Window, are_equal
 
 Alone: TypeAlias = tuple[Together, Findings]
@@ -26,7 +27,8 @@ _APART = 1_000_000
 
 
 class Stages:
-    """Joins and judges the steps of all stages. A step that is right by itself is one, unless ranks share a tensor."""
+    """Joins and judges the steps of all stages. A step that is right by itself is one, unless stages of one loss share
+    a tensor."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         self._ranks, self._findings = ranks, findings
@@ -41,13 +43,15 @@ class Stages:
         self._steps[window.rank].append((window, alone))
         while len(self._steps) == self._ranks and all(self._steps.values()):
             here = [self._steps[rank].popleft() for rank in sorted(self._steps)]
+            windows = [window for window, _ in here]
             if self._shared is None:
-                self._shared = _shared([window for window, _ in here])
+                self._shared = _shared(windows)
             single = [alone for _, alone in here if alone is not None]
-            if len(single) == self._ranks and not _are_shared(self._shared):
-                yield from map(self._accept, single)
+            # Ranks with a loss each may train separate models, which start from the same weights.
+            if len(single) < self._ranks or (_are_shared(self._shared) and are_of_one_loss(windows)):
+                yield self._judge(windows, self._shared)
             else:
-                yield self._judge([window for window, _ in here], self._shared)
+                yield from map(self._accept, single)
 
     def _accept(self, alone: Alone) -> Together:
         together, found = alone
