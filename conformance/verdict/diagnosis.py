@@ -89,8 +89,9 @@ def suspects(
     ruled_out = tuple(
         fault.name for fault in others if _shows(reading.recurrence(right.history, fault), right, windows, by_weights)
     )
-    names = [fault.name for fault in explained]
-    names += [fault.name for fault in applicable(reading.problem, RARE) if explain(fit(fault), fault)]
+    rare = [fault for fault in applicable(reading.problem, RARE) if explain(fit(fault), fault)]
+    # Several forms of a bug have one name.
+    names = list(dict.fromkeys(fault.name for fault in (*explained, *rare)))
     if diverged:
         # Trying all pairs takes long, and among so many, one fits diverged ranks by chance.
         return Suspects(tuple(names), ruled_out)

@@ -12,10 +12,10 @@ import pytest
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Enclosure
-from conformance.oracle.faults import CATALOGUE, applicable
+from conformance.oracle.faults import CATALOGUE, KNOWN, applicable
 from conformance.oracle.faults.short_windows import AddsWhatIsLeft
 from conformance.oracle.power import OneSampleMoved, Power, power, separation
-from conformance.oracle.recurrence import Recurrence, Step, deviating, pairs
+from conformance.oracle.recurrence import Recurrence, ScalerHistory, Step, deviating, pairs
 from conformance.workloads.layout import Layout
 from conformance.workloads.model import Linear
 from conformance.workloads.precision import PRECISIONS
@@ -112,6 +112,38 @@ def test_a_short_window_divided_by_the_nominal_length():
     assert coefficients("nominal-length", short, window=1) == [EIGHTH] * 4
     right = Recurrence(Problem(short, Layout(2, 2, 2), PRECISIONS["fp32"]))
     assert list(right.coefficients(right.problem.windows[1])) == [Fraction(1, 4)] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "factors"),
+    [
+        ("counts-all-windows", [1, 1, "1/3", "2/5", "2/7", "1/8"]),
+        ("counts-windows-of-epoch", [1, 1, "1/3", 1, "1/2", "1/5"]),
+        ("counts-whole-epoch", ["2/5", "2/5", "1/5", "2/5", "2/5", "1/5"]),
+        ("counts-window-before", [1, 1, "1/3", "2/3", "1/2", "1/3"]),
+        ("counts-end-of-epoch", [1, 1, 1, "2/3", 1, 1]),
+        ("counts-skipped-windows", [1, 1, 1, 1, "1/2", 1]),
+    ],
+)
+def test_what_other_windows_add_to_a_divisor(name, factors):
+    """Two epochs of two windows and half a window; resumed in window 1, and window 3 is skipped."""
+    problem = Problem(*standard("short-epochs", 1, 2), PRECISIONS["fp32"], resumed_at=1)
+    textbook = next(fault.textbook for fault in KNOWN if fault.name == name)
+    recurrence = textbook(problem, ScalerHistory(frozenset({3})))
+    assert [sum(recurrence.coefficients(window)) for window in problem.windows] == [*map(Fraction, factors)]
+
+
+@pytest.mark.parametrize(
+    ("over", "multiples"), [("samples", [24, 12]), ("micro-batches", [2, 4]), ("ranks", [2, Fraction(1, 2)])]
+)
+def test_what_a_threshold_is_compared_with(over, multiples):
+    workload, layout = standard("clip-value", 2, 2)
+    problem = Problem(workload, layout, PRECISIONS["fp32"])
+    textbooks = [fault.textbook for fault in KNOWN if fault.name == f"clips-before-average-over-{over}"]
+    for textbook, multiple in zip(textbooks, multiples, strict=True):
+        clip = replace(workload.clip, threshold=workload.clip.threshold / multiple)
+        right = next(Recurrence(replace(problem, workload=replace(workload, clip=clip))).steps())
+        assert next(textbook(problem).steps()).gradient.center == right.gradient.center
 
 
 @pytest.mark.parametrize(

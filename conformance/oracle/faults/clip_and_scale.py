@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import isqrt
@@ -11,6 +11,7 @@ from typing import TypeAlias
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import InTurn, Rows, only
 from conformance.oracle.faults.catalogue import (
+    RARE,
     Condition,
     accumulating,
     clips,
@@ -66,6 +67,38 @@ class NotClipped(Recurrence):
 class ClipBeforeUnscale(Recurrence):
     def clip(self, vector: Affine) -> Affine:
         return super().clip(vector.scaled(self.loss_scale)).scaled(1 / self.loss_scale)
+
+
+class _ClipsMultiple(Recurrence):
+    """Clips a multiple of the gradients, and then makes them what they should be."""
+
+    multiple: Callable[[Problem, Window], Fraction]
+
+    def clip(self, vector: Affine) -> Affine:
+        multiple = type(self).multiple(self.problem, self.window)
+        return super().clip(vector.scaled(multiple)).scaled(1 / multiple) if multiple else vector
+
+
+# One order of calls gives two multiples: of what ranks have averaged, and of what they have not.
+_MULTIPLES: tuple[tuple[str, str, Condition, Callable[[Problem, Window], Fraction]], ...] = (
+    ("Samples", "samples", clips, lambda problem, window: problem.total_weight(window)),
+    ("Samples", "samples", distributed, lambda problem, window: problem.total_weight(window) / window.world_size),
+    ("MicroBatches", "micro-batches", accumulating, lambda problem, window: Fraction(window.length)),
+    ("MicroBatches", "micro-batches", distributed, lambda problem, window: Fraction(window.length * window.world_size)),
+    ("Ranks", "ranks", distributed, lambda problem, window: Fraction(window.world_size)),
+    ("Ranks", "ranks", distributed, lambda problem, window: Fraction(1, window.world_size)),
+)
+for _name, _what, _condition, _multiple in _MULTIPLES:
+    fault(
+        f"clips gradients before their average over the {_what} is complete",
+        clips,
+        _condition,
+        at="clip",
+        fix=f"complete the average over the {_what} before you clip",
+        why="The threshold is for the average, and is compared with a multiple of it",
+        edit="add the rest of the average above clip",
+        among=RARE,
+    )(type(f"ClipsBeforeAverageOver{_name}", (_ClipsMultiple,), {"multiple": _multiple}))
 
 
 @fault(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from math import isqrt
+from typing import TypeAlias
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
-from conformance.oracle.faults.catalogue import RARE, Condition, accumulating, clips, distributed, fault
+from conformance.oracle.faults.catalogue import RARE, Condition, accumulating, clips, distributed, fault, has_epochs
 from conformance.oracle.optimizers import clipped
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
@@ -19,6 +20,8 @@ from conformance.workloads.workload import Vector
 
 #: A root is rounded to a multiple of its inverse, far below all formats.
 _FINE = 10**30
+#: Whether a divisor counts another window too.
+_Others: TypeAlias = Callable[[Problem, Set[int], Window, Window], bool]
 
 
 def _weighted(problem: Problem) -> bool:
@@ -168,6 +171,79 @@ for _name, _what, _fix, _condition, _divisor in _WRONG_DIVISORS:
         edit="find the divisor at or above backward",
         among=RARE,
     )(type(f"DividesBy{_name}", (_OtherDivisor,), {"divisor": _divisor}))
+
+
+class _CountsOtherWindows(Recurrence):
+    """Divides by the count of a window and of some ``others``: of these windows, given the skipped ones."""
+
+    others: _Others
+
+    def counted(self, window: Window) -> Vector:
+        skips: Set[int] = frozenset() if self.history is None else self.history.skips
+        some = [one for one in self.problem.windows if type(self).others(self.problem, skips, window, one)]
+        total = self.problem.total_weight(window)
+        every = sum((self.problem.total_weight(one) for one in some if one.index != window.index), total)
+        return times(super().counted(window), total / every if every else Fraction(1))
+
+
+def _read(others: _Others) -> _Others:
+    """Limits these windows to those that the same process has read before."""
+
+    def are_read(problem: Problem, skips: Set[int], window: Window, other: Window) -> bool:
+        stop = problem.resumed_at or 0
+        is_read = other.index < window.index and (other.index >= stop or window.index < stop)
+        return is_read and others(problem, skips, window, other)
+
+    return are_read
+
+
+_OTHERS: tuple[tuple[str, str, Condition, _Others], ...] = (
+    (
+        "AllWindows",
+        "all windows so far",
+        lambda problem: len(problem.windows) > 1,
+        _read(lambda problem, skips, window, other: True),
+    ),
+    (
+        "WindowsOfEpoch",
+        "the epoch's windows so far",
+        has_epochs,
+        _read(lambda problem, skips, window, other: other.epoch == window.epoch),
+    ),
+    (
+        "WholeEpoch",
+        "all windows of the epoch, also of later ones",
+        lambda problem: problem.workload.windows_of_epoch > 1,
+        lambda problem, skips, window, other: other.epoch == window.epoch,
+    ),
+    (
+        "WindowBefore",
+        "this window and the one before",
+        lambda problem: len(problem.windows) > 1,
+        _read(lambda problem, skips, window, other: other.index == window.index - 1),
+    ),
+    (
+        "EndOfEpoch",
+        "this window and, in an epoch's first one, the last window of the epoch before",
+        has_epochs,
+        _read(lambda problem, skips, window, other: other.index == window.index - 1 and other.epoch != window.epoch),
+    ),
+    (
+        "SkippedWindows",
+        "this window and of skipped ones before it",
+        lambda problem: problem.precision.scaled,
+        _read(lambda problem, skips, window, other: {*range(other.index, window.index)} <= skips),
+    ),
+)
+for _name, _what, _condition, _others in _OTHERS:
+    fault(
+        f"divides a window's loss by the count of {_what}",
+        _condition,
+        fix="set the count of samples, or of their weight, to zero before each window",
+        why="The count includes other windows, so the gradients are too small",
+        edit="find the divisor at or above backward",
+        among=RARE,
+    )(type(f"Counts{_name}", (_CountsOtherWindows,), {"others": _others}))
 
 
 @fault(
