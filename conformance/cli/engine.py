@@ -158,15 +158,22 @@ class Engine:
         out = os.dup(1)
 
         def tell() -> None:
-            while not ended.wait(PAUSE):
-                passed, failed = (sum(self._counts[one] for one in of) for of in (PASSED, NOT_CONFORMING))
-                count = f"{self.recorded} of {self.planned}, {passed} passed, {failed} failed, " if self.planned else ""
-                task, seconds = self._bar.tasks[self._task], duration(monotonic() - start)
-                line = f"{task.description}: {count}{seconds}\n"
-                with suppress(OSError):
-                    os.write(out, line.encode(self._console.encoding, ERRORS))
+            passed, failed = (sum(self._counts[one] for one in of) for of in (PASSED, NOT_CONFORMING))
+            count = f"{self.recorded} of {self.planned}, {passed} passed, {failed} failed, " if self.planned else ""
+            task, seconds = self._bar.tasks[self._task], duration(monotonic() - start)
+            with suppress(OSError):
+                os.write(out, f"{task.description}: {count}{seconds}\n".encode(self._console.encoding, ERRORS))
 
-        thread = Thread(target=tell, daemon=True)
+        def keep_telling() -> None:
+            is_telling = False
+            while not ended.wait(PAUSE):
+                tell()
+                is_telling = True
+            if is_telling:
+                # The last line would be out of date.
+                tell()
+
+        thread = Thread(target=keep_telling, daemon=True)
         thread.start()
         try:
             yield

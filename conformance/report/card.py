@@ -15,7 +15,7 @@ from conformance.results import Results
 from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Lines, Moment, Reason
 
 from .causes import doing
-from .edits import Edit, edit_of
+from .edits import Edit, edit_of, in_names
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of, some_ranks
@@ -89,6 +89,11 @@ class Card:
             return what
         return f"{what} ({self.place if self.role in ('at', RAISED) else f'{self.role} {self.place}'})"
 
+    @property
+    def seen_in(self) -> str:
+        """How often, and where."""
+        return ", ".join(filter(None, [self.extent, self.scope]))
+
     def parts(self) -> Iterator[Part]:
         """What follows the headline, in order."""
         if self.effect:
@@ -105,10 +110,12 @@ class Card:
         yield from (Part("also", text) for text in self.also)
         for place in self.places:
             # The headline has the line, or its file.
-            is_told = place.at in headline or (place.text and place.at.rpartition(":")[0] == file)
+            # Lines besides the edit only say where to look.
+            has_code = place.text and not self.edit
+            is_told = place.at in headline or (has_code and place.at.rpartition(":")[0] == file)
             if not is_told:
                 yield Part(place.label, place.at, "place")
-            if place.text and f"`{place.own.strip()}`" not in headline:
+            if has_code and f"`{place.own.strip()}`" not in headline:
                 yield Part(place.label if is_told else "", place.code, "source")
         if self.law:
             yield Part("law", page_of(self.law), "link")
@@ -117,6 +124,7 @@ class Card:
     def lines(self) -> Iterator[str]:
         """Plain text, each line safe to print; the last is the command that shows it again."""
         yield f"{self.verdict}: {one_line(self.headline)}"
+        yield from [one_line(self.seen_in)] if self.seen_in else ()
         for label, text, kind in self.parts():
             if kind not in ("code", "source"):
                 yield f"{label}: {visible(text) if kind == 'prose' else one_line(text)}"
@@ -151,6 +159,10 @@ class CaseCard(Card):
     cases: tuple[CaseRecord, ...] = field(kw_only=True)
     example: CaseRecord = field(kw_only=True)
     others: tuple[Other, ...] = field(kw_only=True, default=())
+
+    @property
+    def seen_in(self) -> str:
+        return f"{self.extent}: {self.scope}"
 
     def of(self, case: CaseRecord) -> Card:
         """The same card with the commands and the other problems of another case."""
@@ -239,7 +251,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
         # The law's snippet shows the law's own advice, which the other ranks may follow already.
         fix=law.fix if law and not is_known and not is_told and not law.advice and not on_some else None,
-        advice=of_law or reason.advice or _known_fix(bugs) or of_error or debug,
+        advice=in_names(of_law or reason.advice or _known_fix(bugs) or of_error or debug or "", known) or None,
         edit=edit,
         extent=_counted(failure.cases, every),
         scope=failure.where,
@@ -384,7 +396,8 @@ def _numbers(case: CaseRecord) -> Iterator[Fact]:
         what = f"{name} after" if first.quantity == "weights" else f"gradient of {name} in"
         allowed = f" (allowed error {number(first.bound, 3)})" if first.bound else ""
         yield "expected", f"{what} step {first.step} is {expected}{allowed}"
-        yield "observed", observed
+        is_lost = first.observed is None and first.quantity == "gradient"
+        yield "observed", "the optimizer steps without it" if is_lost else observed
 
 
 def first_difference(case: CaseRecord) -> Iterator[str]:

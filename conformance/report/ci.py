@@ -69,7 +69,7 @@ def workflow_commands(digest: Digest, is_expected: Callable[[Card], bool] = lamb
         if card.own_line is not None:
             at = {"file": card.own_line[0], "line": str(card.own_line[1]), **at}
         properties = ",".join(f"{name}={_as_property(value, ':,')}" for name, value in at.items())
-        text = "\n".join([*list(card.lines())[1:], card.extent])
+        text = "\n".join([*card.lines()][1:])
         yield f"::{'notice' if is_expected(card) else 'error'} {properties}::{_as_property(text)}"
 
 
@@ -211,7 +211,7 @@ def sarif(digest: Digest) -> str:
 
 
 def _result(card: Card) -> dict[str, Any]:
-    text = "\n".join([*card.lines(), card.extent])
+    text = "\n".join(card.lines())
     result: dict[str, Any] = {"ruleId": visible(card.rule), "level": "error", "message": {"text": visible(text)}}
     if card.own_line is not None:
         file, line = card.own_line

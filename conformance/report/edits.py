@@ -115,7 +115,7 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
-        new = _of_the_same(at, known.get("step"), new) if new else None
+        new = _named(new, known, at, known.get("step")) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     is_inside = len(_indent(call)) > len(_indent(at))
     if _is_there(call, at, side) or (_follows(call, at, side) and not is_inside and call.own and at.own):
@@ -134,14 +134,21 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
 
 
-def _of_the_same(at: Place, step: Place | None, new: str) -> str:
-    """A call of an optimizer or a scaler, with the names in the line that steps."""
-    lines = (at.own, "" if step is None else step.own)
-    stepped = next((found for line in lines if (found := _STEP.fullmatch(line))), None)
-    if stepped is None:
-        return new
-    names = {"optimizer": stepped["of"] or stepped["by"], "scaler": stepped["by"] if stepped["of"] else "scaler"}
-    return re.sub(r"\b(optimizer|scaler)\b", lambda name: names[name[1]], new)
+def in_names(text: str, known: Mapping[str, Place]) -> str:
+    """Advice with the script's own names of its optimizer, scaler and scheduler in the code between backticks."""
+    return _IS_CODE.sub(lambda code: _named(code[0], known, known.get("step")), text)
+
+
+def _named(code: str, known: Mapping[str, Place], *stepping: Place | None) -> str:
+    """Code with the names in the lines that step. stepping: lines that step the optimizer, the likeliest first."""
+    lines = ("" if one is None or one == known.get("schedule") else one.own for one in stepping)
+    names = dict[str, str]()
+    if (step := next((found for line in lines if (found := _STEP.fullmatch(line))), None)) is not None:
+        names["optimizer"] = step["of"] or step["by"]
+        names |= {"scaler": step["by"]} if step["of"] else {}
+    if "schedule" in known and (step := _STEP.fullmatch(known["schedule"].own)) is not None:
+        names["scheduler"] = step["by"]
+    return re.sub(r"\b(optimizer|scaler|scheduler)\b(?=[.)])", lambda name: names.get(name[1], name[1]), code)
 
 
 def _are_apart(one: Place, other: Place) -> bool:

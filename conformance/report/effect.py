@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import hypot, isfinite
+from math import hypot, inf, isfinite
 
 from conformance.results.result_lines import CaseRecord, Vector
 
@@ -17,9 +17,7 @@ def effect(case: CaseRecord) -> str | None:
         shares = [share for other in others if (share := _share(first, other))]
         if not shares:
             return None
-        return (
-            f"the weights of the ranks differ by {_percent(max(shares))} (norm of the difference / norm of the weights)"
-        )
+        return f"the weights of the ranks differ by {_percent(max(shares))} of their norm"
     for what, factors in (("gradients", case.gradient_factors), ("the update", case.step_factors)):
         if len(factors) == 1:
             return _factor(what, factors[0])
@@ -51,18 +49,39 @@ def _compared(what: str, expected: Vector, observed: Vector, at: int) -> str | N
     pairs = [(right, seen) for right, seen in zip(expected, observed, strict=False) if right is not None]
     lost = sum(seen is None or not isfinite(seen) for _, seen in pairs)
     if lost:
+        if None in [seen for _, seen in pairs] and what == "gradients":
+            return f"the optimizer lacks {lost} of {len(pairs)} entries of the gradients in step {at}"
         how = "missing" if None in [seen for _, seen in pairs] else "infinite or NaN"
         return f"{lost} of {len(pairs)} entries of {what} are {how} in step {at}"
     factors = [seen / right if right else 1.0 for right, seen in pairs if seen is not None and (right or seen)]
     if factors and max(factors) - min(factors) <= 1e-6 * abs(factors[0]) and number(factors[0], 3) != "1":
-        return f"{_factor(what, factors[0])} in step {at}"
+        return _factor(what, factors[0], at)
     share = _share(expected, observed)
-    wrong = f"{what} {_verb(what)} wrong by {_percent(share)} in step {at}" if share else None
-    return f"{wrong} (norm of the error / correct norm)" if wrong else None
+    return f"{what} {_verb(what)} off by {_percent(share)} of {_norm(what)} in step {at}" if share else None
 
 
-def _factor(what: str, factor: float) -> str:
-    return f"{what} {_verb(what)} {number(factor, 3)}x of the correct {'one' if _verb(what) == 'is' else 'ones'}"
+_SMALL, _LARGE = 0.1, 1000
+"""Factors beyond these are whole numbers, without a power of ten."""
+
+
+def _factor(what: str, factor: float, at: int | None = None) -> str:
+    """How a single factor shows. at: the step; None for all steps."""
+    if what == "the update" and factor >= _SMALL:
+        which = "each step" if at is None else f"step {at}"
+        return f"{which} moves the weights {_sized(factor)}x as far as it should"
+    if 0 < factor < _SMALL:
+        said = f"{what} {_verb(what)} {_sized(1 / factor)}x too small"
+    else:
+        said = f"{what} {_verb(what)} {_sized(factor)}x of the correct {'one' if _verb(what) == 'is' else 'ones'}"
+    return said if at is None else f"{said} in step {at}"
+
+
+def _sized(factor: float) -> str:
+    return f"{factor:,.0f}" if _LARGE <= factor < inf else number(factor, 3)
+
+
+def _norm(what: str) -> str:
+    return "its norm" if _verb(what) == "is" else "their norm"
 
 
 def _verb(what: str) -> str:
@@ -79,4 +98,4 @@ def _share(expected: Vector, observed: Vector) -> float | None:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
+    return f"{100 * share:,.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"

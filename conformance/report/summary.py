@@ -31,12 +31,12 @@ def summary(results: Results) -> Summary:
     detail = _judged(results) + (f" {results.not_run} not run." if results.not_run else "")
     detail += f" {plural(warnings, 'warning')}, under Behaviour." if warnings else ""
     if failed:
-        return Summary("Not conforming", detail, "bad")
+        return Summary("DOES NOT CONFORM", detail, "bad")
     if results.cut_off:
-        return Summary("Not shown to conform", detail, "doubt")
+        return Summary("UNDECIDED", detail, "doubt")
     if not passed:
-        return Summary("Nothing was judged", detail, "doubt")
-    return Summary("Conforming", detail, "good")
+        return Summary("UNDECIDED", detail, "doubt")
+    return Summary("CONFORMS", detail, "good")
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,19 @@ def _standing(trainer: Trainer, is_cut_off: bool) -> Standing:
     return Standing(trainer.name, verdict, tone, passed, failed)
 
 
+def subject(results: Results) -> str:
+    """The file or the name of the only trainer; "" if there are several."""
+    if len(found := trainers(results)) != 1:
+        return ""
+    [trainer] = found
+    return one_line(os.path.basename(trainer.target) if trainer.target.endswith(".py") else trainer.name)
+
+
 def headline(results: Results) -> str:
     """Trainer and verdict: `single conforms`, or `2 of 3 trainers do not conform`."""
     found = standings(results)
     if len(found) == 1:
-        [trainer] = trainers(results)
-        name = os.path.basename(trainer.target) if trainer.target.endswith(".py") else trainer.name
-        return f"{one_line(name)} {found[0].verdict}"
+        return f"{subject(results)} {found[0].verdict}"
     counts = Counter(standing.verdict for standing in found)
     wrong, judged = counts["does not conform"], len(found) - counts["was not judged"]
     if not judged:

@@ -18,7 +18,7 @@ from .card import Card, cards
 from .choices_table import behaviour, in_terminal
 from .grouping import Alike, grouped, overall, precisions, reasons, tally, trainers
 from .laws import Breach, Checked, breaches, checked, fault_of, unchecked
-from .summary import extent, scope, scopes, summary
+from .summary import extent, scope, scopes, subject, summary
 from .text import STYLES, one_line, plural, print_beside, visible
 from .verdicts import LOOKS
 
@@ -37,15 +37,16 @@ def render_notes(notes: Sequence[str], console: Console) -> None:
 def render_terminal(
     results: Results, console: Console, report: str | Path | None = None, detail: Detail = "normal"
 ) -> None:
-    """Prints the summary of `results`, and last the path of the HTML `report`."""
+    """Prints the verdict on `results`, the problems, the coverage, and last the path of the HTML `report`."""
     problems = cards(results)
+    _print_verdict(results, console, len(problems))
     if detail == "quiet":
         for card in problems:
-            cases = one_line(f"  ({card.extent}: {card.scope})")
+            cases = one_line(f"  ({card.seen_in})")
             title = Text.assemble(*_title(card), (cases, "dim"))
             console.print(title, soft_wrap=True)
-        _print_verdict(results, console, len(problems))
         return
+    console.print()
     for table in tables(results, console, in_full=detail == "verbose"):
         console.print(table)
     if results.passed + results.failed:
@@ -54,13 +55,12 @@ def render_terminal(
         _print_meanings(results, NOT_CONFORMING, console)
     shown = problems if detail == "verbose" else problems[:MOST_PROBLEMS]
     for card in shown:
-        print_card(card, console, f"{card.extent}: {card.scope}")
+        print_card(card, console)
     if rest := problems[len(shown) :]:
         cases = plural(len({id(case) for card in rest for case in card.cases}), "case")
         console.print(Text(f"\n{plural(len(rest), 'more problem')} in {cases}: --verbose shows all", "dim"))
     _print_notices(results, console, detail)
     console.print()
-    _print_verdict(results, console, len(problems))
     _print_extent(results, console, detail)
     if report is not None:
         console.print(Text(f"Report: {one_line(str(report))}"), soft_wrap=True)
@@ -86,7 +86,9 @@ def _print_notices(results: Results, console: Console, detail: Detail) -> None:
     if done:
         console.print(Text("\nBehaviour: choices where several behaviours are valid", "bold"), *done, sep="\n")
     if should := [*warnings(breaches(results, "SHOULD"))]:
-        console.print(Text("\nWarnings: laws that say SHOULD do not change the verdict\n", "bold"), *should, sep="\n")
+        console.print(Text("\nWarnings: they do not change the verdict\n", "bold"))
+        for head, text in should:
+            print_beside(head, text, console)
     # If nothing ran, the reader needs the reason.
     nothing_ran = all(case.verdict in NOT_RUN for case in results.cases)
     if idle := reasons(results) if detail == "verbose" or nothing_ran else []:
@@ -94,10 +96,12 @@ def _print_notices(results: Results, console: Console, detail: Detail) -> None:
 
 
 def _print_verdict(results: Results, console: Console, problems: int) -> None:
-    whole, count = summary(results), f": {plural(problems, 'problem')}" if problems else ""
+    whole, count = summary(results), f"{plural(problems, 'problem')}." if problems else ""
+    of = subject(results)
     if results.cut_off:
         console.print(Text(f"INCOMPLETE: {results.cut_off}. This is not evidence of conformance.", "bold yellow"))
-    console.print(Text.assemble((whole.title + count, f"bold {STYLES[whole.tone]}"), f"  {whole.detail}"))
+    said = " ".join(filter(None, [f"{of}:" if of else "", count, whole.detail]))
+    print_beside(Text(), Text.assemble((f"{whole.title}: ", f"bold {STYLES[whole.tone]}"), said), console)
 
 
 def _print_extent(results: Results, console: Console, detail: Detail) -> None:
@@ -211,13 +215,13 @@ _OF_LINES = {"+": "green", "-": "red", ">": "bold", " ": "dim"}
 """The style of a line of source, by its mark."""
 
 
-def print_card(card: Card, console: Console, below: str = "", *, has_verdict: bool = True) -> None:
-    """Prints a card. Code and commands keep their lines, to be copied. below: follows the title. has_verdict: whether
-    the title starts with the verdict."""
+def print_card(card: Card, console: Console, *, has_verdict: bool = True) -> None:
+    """Prints a card. Code and commands keep their lines, to be copied. has_verdict: whether the title starts with
+    the verdict."""
     console.print()
     print_beside(*_title(card, has_verdict=has_verdict), console)
-    if below:
-        print_beside(Text("  "), Text(one_line(below), "dim"), console)
+    if card.seen_in:
+        print_beside(Text("  "), Text(one_line(card.seen_in), "dim"), console)
     for label, text, kind in card.parts():
         head = Text(f"  {label}: " if label else "    ", "bold")
         if kind == "link":
@@ -240,16 +244,13 @@ def _title(card: Card, *, has_verdict: bool = True) -> tuple[Text, Text]:
     return Text.assemble((mark, STYLES[look.tone]), space), Text(one_line(card.headline), "bold")
 
 
-def warnings(breaches: Sequence[Breach]) -> Iterator[Text]:
-    """A line for each warning."""
+def warnings(breaches: Sequence[Breach]) -> Iterator[tuple[Text, Text]]:
+    """The law and the text of each warning."""
     for breach in breaches:
         finding, example = breach.finding, breach.cases[0]
         where, cases = f" ({one_line(finding.where)})" if finding.where else "", plural(len(breach.cases), "case")
-        yield Text.assemble(
-            ("! ", "yellow"),
-            (one_line(finding.law), "yellow"),
-            f"  {one_line(example.trainer)} {visible(fault_of(finding))}{where}: {cases}",
-        )
+        said = f"{one_line(example.trainer)} {visible(fault_of(finding))}{where}: {cases}"
+        yield Text(f"! {one_line(finding.law)}  ", "yellow"), Text(said)
 
 
 def coverage(laws: Sequence[Checked], *, in_full: bool) -> Text:

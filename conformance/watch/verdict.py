@@ -60,6 +60,11 @@ class Outcome:
         return "CONFORMS" if are_proven and not self.lacks else "UNDECIDED"
 
     @property
+    def listed(self) -> list[Row]:
+        """The rows, wrong ones first, then open ones."""
+        return sorted(self.rows, key=lambda row: ("WRONG", "OPEN", "PROVEN").index(row.state))
+
+    @property
     def open(self) -> int:
         return sum(row.state == "OPEN" for row in self.rows)
 

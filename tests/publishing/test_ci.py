@@ -34,7 +34,7 @@ def test_a_right_trainer_passes(file: str, project: Path, programs: str, reposit
     assert install[0].startswith("pip install ")
     left = {path.name for path in (project / "build/conformance").iterdir()}
     assert left >= {"conformance-report.html", "conformance-results.jsonl", "junit.xml"}
-    assert "## Conforming" in (project / "GITHUB_STEP_SUMMARY").read_text()
+    assert "## CONFORMS" in (project / "GITHUB_STEP_SUMMARY").read_text()
 
 
 def test_a_wrong_trainer_is_stopped(project: Path, programs: str, repository: dict[str, str]) -> None:

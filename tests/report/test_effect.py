@@ -24,19 +24,19 @@ def wrong(case, quantity, step):
         (
             "weights",
             {"expected": (4.0, 6.0), "observed": (2.5, 4.0)},
-            "the update is 0.5x of the correct one in step 1",
+            "step 1 moves the weights 0.5x as far as it should",
         ),
         # An error of (0, 1), of a norm of 5.
         (
             "weights",
             {"expected": (4.0, 6.0), "observed": (4.0, 7.0)},
-            "the update is wrong by 20% in step 1 (norm of the error / correct norm)",
+            "the update is off by 20% of its norm in step 1",
         ),
         # Nothing should have moved, so the weights, of norm 5 ** 0.5, are the comparison.
         (
             "weights",
             {"expected": (1.0, 2.0), "observed": (1.0, 3.0)},
-            "weights are wrong by 45% in step 1 (norm of the error / correct norm)",
+            "weights are off by 45% of their norm in step 1",
         ),
         (
             "weights",
@@ -66,7 +66,7 @@ def wrong(case, quantity, step):
                 "gradient_expected": (0.0, 2.0),
                 "gradient_observed": (0.01, 2.0),
             },
-            "gradients are wrong by 0.5% in step 1 (norm of the error / correct norm)",
+            "gradients are off by 0.5% of their norm in step 1",
         ),
     ],
 )
@@ -77,11 +77,10 @@ def test_the_first_wrong_step_is_compared_with_the_correct_one(results, quantity
 def test_a_factor_of_all_steps_and_ranks_that_differ(results):
     case = wrong(results.cases[0], "weights", {"expected": (4.0, 6.0), "observed": (2.5, 4.0)})
     assert effect(replace(case, gradient_factors=(0.75,))) == "gradients are 0.75x of the correct ones"
-    assert effect(replace(case, step_factors=(2.0,))) == "the update is 2x of the correct one"
+    assert effect(replace(case, step_factors=(2.0,))) == "each step moves the weights 2x as far as it should"
+    assert effect(replace(case, step_factors=(2.0**-16,))) == "the update is 65,536x too small"
     apart = Diverged(1, ((3.0, 4.0), (3.0, 4.5)))
-    assert effect(replace(case, diverged=apart)) == (
-        "the weights of the ranks differ by 10% (norm of the difference / norm of the weights)"
-    )
+    assert effect(replace(case, diverged=apart)) == ("the weights of the ranks differ by 10% of their norm")
     assert effect(replace(case, first_difference=None)) is None
 
 

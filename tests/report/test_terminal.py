@@ -29,7 +29,7 @@ def test_a_newcomer_finds_what_matters(results: Results) -> None:
     assert "  expected: weight[0] after step 0 is 0.9453125\n  observed: 1.890625\n" in text
     assert "  rerun: conformance run my_loop.py --case ddp-w2-acc2-fp32-line\n" in text
     assert "○ 10 UNAVAILABLE; --verbose lists why\n" in text
-    assert "Not conforming" in text
+    assert text.startswith("DOES NOT CONFORM: ")
     assert text.endswith("Report: out/conformance-report.html\n")
 
 
@@ -43,7 +43,7 @@ def test_what_did_not_run_is_listed_where_it_is_asked_for_and_where_nothing_ran(
 
 def test_every_row_and_column_of_the_matrix(results: Results) -> None:
     lines = printed(results).splitlines()
-    assert lines[0].split() == ["fp64", "fp32", "bf16", "fp16"]
+    assert lines[2].split() == ["fp64", "fp32", "bf16", "fp16"]
     assert any(line.split()[:3] == ["ddp-w2", "·", "✓"] for line in lines)
     assert any("✗ 4 of 4" in line and "✗ 3 of 3" in line for line in lines)
 
@@ -88,10 +88,10 @@ def test_failures_come_before_what_proves_nothing_and_the_cause_of_most_cases_fi
 
 
 def test_quiet_prints_the_verdict_and_a_line_for_each_problem(results: Results) -> None:
-    *problems, verdict = printed(results, width=300, detail="quiet").splitlines()
+    verdict, *problems = printed(results, width=300, detail="quiet").splitlines()
     assert len(problems) == len(cards(results))
     assert all(" case" in problem and " · " in problem for problem in problems)
-    assert verdict.startswith("Not conforming")
+    assert verdict.startswith("DOES NOT CONFORM: ")
 
 
 def test_a_command_is_never_broken_into_lines(read: Callable[..., Results], one_case: Case) -> None:
@@ -118,5 +118,5 @@ def test_markup_and_control_characters_of_a_trainer_are_shown_and_not_obeyed(
 def test_a_run_that_was_cut_off_and_one_without_a_case(read: Callable[..., Results], one_case: Case) -> None:
     text = printed(read([one_case], planned=120))
     assert "INCOMPLETE: the run was cut off: 1 of 120 cases" in text
-    assert "Not shown to conform" in text
-    assert "Nothing was judged" in printed(read([]))
+    assert "UNDECIDED: " in text
+    assert "UNDECIDED: No case ran." in printed(read([]))

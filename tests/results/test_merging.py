@@ -51,7 +51,7 @@ def test_all_cases_are_there(halves):
 def test_the_command_writes_results_and_a_report(halves, tmp_path, capsys):
     assert main(["merge", *map(str, halves), "--output", str(tmp_path)]) == 1
     assert read_results(tmp_path / "conformance-results.jsonl").cases == together(halves).cases
-    assert "Not conforming" in capsys.readouterr().out
+    assert "DOES NOT CONFORM: " in capsys.readouterr().out
     assert "<h1" in (tmp_path / "conformance-report.html").read_text()
 
 

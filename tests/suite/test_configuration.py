@@ -171,7 +171,7 @@ def test_a_run_and_pytest_end_alike(conformance, write, cases, pytester):
     Path("pyproject.toml").write_text(table + '"single-acc3-fp32-momentum" = "issue 7"\n')
     ended = conformance("run")
     assert (ended.code, ended.err) == (0, "")
-    assert "Not conforming" in ended.out
+    assert "DOES NOT CONFORM: " in ended.out
     assert ended.out.endswith("1 failure expected by pyproject.toml.\n")
     pytester.runpytest_inprocess(*pytest_run).assert_outcomes(passed=1, xfailed=1)
     Path("pyproject.toml").write_text(table + '"single-acc2-fp32-momentum" = "issue 8"\n"acc/none" = "issue 9"\n')

@@ -52,7 +52,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.headline.endswith("(before train.py:7)") and averaged.places == ()
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
-    assert ("observed", "in 2 of 3 steps, first at step 1, on ranks 0, 1") in averaged.facts
+    assert averaged.seen_in == "in 2 of 3 steps, first at step 1, on all 2 ranks"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,9 @@ def test_a_count_has_a_whole_to_compare_with(steps, count, extent):
         findings.add(Finding("watch/averaged", said("own-gradients"), step, (0,), optimizer=0), count=count)
     [card] = cards([*findings.causes.values()], findings, "")
     assert card.extent == extent
-    assert ("observed", f"{extent}, on rank 0") in card.facts
+    assert card.seen_in == extent
+    findings.ranks = 2
+    assert cards([*findings.causes.values()], findings, "")[0].seen_in == f"{extent}, on rank 0"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_what_a_finding_is_about_is_marked_alone(findings):
 
 def test_the_page_has_verdict_causes_timelines_and_curves(findings):
     text = page(findings, COMMAND)
-    assert '<h1 class="t-bad">DOES NOT CONFORM</h1>' in text
+    assert '<h1 class="t-bad">&lt;train&gt;.py: does not conform</h1>' in text
     # A list of one problem would repeat its card.
     assert len(findings.causes) == 1 and 'class="why"' not in text
     assert "Correct: ranks in window 0" in text
@@ -219,7 +221,7 @@ def test_an_open_fact_is_no_failure_of_a_law_and_has_a_way_out():
     findings = script.findings()
     fact = sentence(findings.open["ranks.factor"].says)
     text = "\n".join(lines(findings, COMMAND))
-    assert text.startswith("UNDECIDED: 0 of 1 step proven correct")
+    assert text.startswith("UNDECIDED: <train>.py: 0 of 1 step proven correct")
     assert f"  ranks         OPEN    {fact} (1 of 1 step); if intended: --expect ranks=weighted" in text
     assert fact in page(findings, COMMAND)
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
@@ -234,7 +236,7 @@ def test_a_right_script_leaves_no_failure():
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
     assert list(workflow_commands(digest(findings, COMMAND))) == []
-    assert "CONFORMS" in page(findings, COMMAND)
+    assert '<h1 class="t-good">&lt;train&gt;.py: conforms</h1>' in page(findings, COMMAND)
 
 
 def test_a_long_window_keeps_its_end():

@@ -66,8 +66,8 @@ def test_all_rows_count_the_same_steps_and_say_why_some_are_left_out():
 @pytest.mark.parametrize(
     ("has_parts", "ranks", "agreement"),
     [
-        (False, "the mean of all ranks", "the ranks are equal"),
-        (True, "each replica and part: the gradient of all samples", "replicas are equal"),
+        (False, "the mean of all ranks", "all ranks have the same weights"),
+        (True, "each replica and part: the gradient of all samples", "replicas have the same weights"),
     ],
 )
 def test_a_proven_row_is_true_of_parts(has_parts, ranks, agreement):

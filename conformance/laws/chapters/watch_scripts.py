@@ -20,7 +20,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/averaged",
             "A step MUST use the gradients of all ranks: their mean, or their sum for stages of one model.",
-            "The update misses the samples of other ranks, and ranks that use only their own data drift apart.",
+            "Without the gradients of the other ranks, the update is wrong and the weights of the ranks drift apart.",
             "if micro-batches use `no_sync()`, leave it before the forward pass of the last one; else call the wrapped "
             "model (`ddp(x)`), or all-reduce `p.grad`",
             ("ranks", "own"),
@@ -37,14 +37,14 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/backward-once",
-            "A loss MUST go backward once in a window.",
+            "A loss MUST go backward once in a step.",
             "A second backward adds the same gradient again, so earlier micro-batches count more.",
             "call `loss.backward()` once per micro-batch, and keep a running total with `.item()` or `.detach()`",
             ("micro-batches", "weighted"),
         ),
         Law(
             "watch/divided-once",
-            "The sum over the micro-batches of a window MUST be divided by their number at most once.",
+            "The sum over the micro-batches of a step MUST be divided by their number at most once.",
             "The update is too small by the number of micro-batches.",
             "divide either each loss or the gradients",
             ("micro-batches", "weighted"),
@@ -55,15 +55,15 @@ LAWS: dict[str, Law] = {
             "watch/means-averaged",
             "Means over the samples of ranks or micro-batches MUST be averaged, not summed.",
             "The update is too large by the number of ranks or micro-batches, and changes with it.",
-            "divide each loss by the number of micro-batches in its window, and the sum over ranks by their number",
+            "divide each loss by the number of micro-batches in its step, and the sum over ranks by their number",
             ("ranks", "sum"),
             is_seen_later=True,
         ),
         Law(
             "watch/cleared",
             "Gradients MUST be cleared between a step and the next backward pass.",
-            "The step uses stale gradients of earlier windows again.",
-            "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each window",
+            "Old gradients enter the update again, although the weights have changed since.",
+            "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each step",
             ("clearing", "kept"),
             is_seen_later=True,
             edit="zero_grad below step",
@@ -72,7 +72,7 @@ LAWS: dict[str, Law] = {
             "watch/used",
             "The gradients of every backward pass MUST reach a step.",
             "Gradients that are cleared before a step are wasted, and their samples are never learned.",
-            "clear only after a step, or before the first backward pass of a window",
+            "clear only after a step, or before the first backward pass of a step",
             ("clearing", "discarded"),
             edit="it below step; change it",
         ),
@@ -80,7 +80,7 @@ LAWS: dict[str, Law] = {
             "watch/fresh",
             "A step MUST have a backward pass since the last step.",
             "The weights move again along a gradient that was already used.",
-            "step once per window",
+            "step once after the backward passes",
             ("clearing", "kept"),
         ),
         Law(
@@ -117,7 +117,7 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/clip-whole-window",
-            "Clipping MUST come after the last backward pass of a window.",
+            "Clipping MUST come after the last backward pass of a step.",
             "Later gradients are not clipped, and the compared norm is that of a part.",
             "clip once, right before the step",
             ("clipping", "early"),
@@ -140,7 +140,7 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/unscale-whole-window",
-            "`unscale_` MUST come after the last backward pass of a window.",
+            "`unscale_` MUST come after the last backward pass of a step.",
             "Later gradients still carry the loss scale.",
             "call `scaler.unscale_(optimizer)` once, after the last micro-batch",
             ("loss-scale", "own"),
@@ -148,9 +148,9 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/one-scale",
-            "All backward passes of a window MUST carry the same loss scale, on all ranks.",
+            "All backward passes of a step MUST carry the same loss scale, on all ranks.",
             "One division cannot undo several scales.",
-            "scale each loss of a window by the same scaler, and call `scaler.update()` once per step, after it",
+            "scale each loss of a step by the same scaler, and call `scaler.update()` once per step, after it",
             ("loss-scale", "own"),
             edit="update below step",
         ),
@@ -262,9 +262,9 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/mean-of-all",
-            "All targets of a window MUST have the same weight.",
+            "All targets of a step MUST have the same weight.",
             "A target in a small micro-batch counts more than in a large one.",
-            "sum the losses (`reduction='sum'`); divide by the window's number of targets on all ranks (all-reduce it "
+            "sum the losses (`reduction='sum'`); divide by the step's number of targets on all ranks (all-reduce it "
             "first); under DDP, which divides by the number of ranks, multiply by it",
             ("denominator", "means"),
             edit="find the loss at or above it",
@@ -279,9 +279,9 @@ LAWS: dict[str, Law] = {
         ),
         Law(
             "watch/window-length",
-            "A loss MUST be divided by the actual number of micro-batches in its window.",
+            "A loss MUST be divided by the actual number of micro-batches in its step.",
             "A shorter window that is divided by the nominal length counts too little, a longer one too much.",
-            "divide by the number of micro-batches in this window",
+            "divide by the number of micro-batches in this step",
             ("micro-batches", "weighted"),
         ),
     )

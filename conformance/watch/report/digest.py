@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import version
@@ -36,7 +37,7 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
     return Digest(
         tool=("trainer-conformance", version("trainer-conformance")),
         command=command_line,
-        summary=Summary(of.verdict, headline(of, findings), _TONES[of.verdict]),
+        summary=_summary(of, findings, command),
         cut_off=None,
         cards=cards(of.causes, findings, command_line),
         rules={law.id: law.says for law in LAWS.values()},
@@ -44,6 +45,19 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
         tally=[(state, sum(row.state == state for row in of.rows)) for state in ("PROVEN", "WRONG", "OPEN")],
         extent="; ".join([*lacks(findings), *(text for row in of.rows for text in open_facts(row, findings))]) or None,
     )
+
+
+def _summary(of: Outcome, findings: Findings, command: Sequence[str]) -> Summary:
+    """The verdict; a question comes before it."""
+    asked = len(open_cards(of.rows, findings)) if of.verdict == "CONFORMS" else 0
+    title, tone = of.verdict, _TONES["UNDECIDED" if asked else of.verdict]
+    said = ": ".join(filter(None, [subject(command), headline(of, findings)]))
+    return Summary(f"{plural(asked, 'question')}, otherwise {title}" if asked else title, said, tone)
+
+
+def subject(command: Sequence[str]) -> str:
+    """The script of a command; "" if it names no file of Python."""
+    return one_line(next((os.path.basename(word) for word in command if word.endswith(".py")), ""))
 
 
 def headline(of: Outcome, findings: Findings) -> str:
@@ -62,9 +76,9 @@ def headline(of: Outcome, findings: Findings) -> str:
     proven = of_steps(of.proven, of.steps + findings.idle.total(), findings.ranks)
     judged = f"{proven} used the correct gradients." if of.verdict == "CONFORMS" else f"{proven} proven correct."
     if asked := open_cards(of.rows, findings):
+        asks = f"{asked[0].headline}. Is this intended?"
         questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
-        asks = f"{questions}: {asked[0].headline}. Is this intended?"
-        return f"{asks} {judged}" if of.verdict == "CONFORMS" else asks
+        return f"{asks} {judged}" if of.verdict == "CONFORMS" else f"{questions}: {asks}"
     return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
 
 
@@ -125,7 +139,7 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
     for card in asked:
         yield from ("", f"question: {visible(one_line(card.headline))}", *[*card.lines()][1:])
     yield from [""] if whole.cards or asked else []
-    for row in of.rows:
+    for row in of.listed:
         for text in row_texts(row, findings):
             yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))

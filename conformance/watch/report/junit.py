@@ -8,15 +8,15 @@ from xml.etree import ElementTree
 from conformance.report.ci import document, failing, for_xml
 from conformance.watch.judging.findings import Findings
 from conformance.watch.report.digest import digest
-from conformance.watch.verdict import Expected
+from conformance.watch.verdict import Expected, verdict
 
 
 def junit(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
     whole = digest(findings, command, expected)
     tests = [ElementTree.Element("testcase", name="verdict", classname="watch")]
-    if whole.summary.title != "CONFORMS":
+    if (of := verdict(findings, expected)) != "CONFORMS":
         reasons = "\n".join(filter(None, [whole.summary.detail, whole.extent]))
-        failing(tests[0], "verdict", whole.summary.title, reasons)
+        failing(tests[0], "verdict", of, reasons)
     for card in whole.cards:
         test = ElementTree.Element("testcase", name=for_xml(f"{card.rule} {card.where or ''}"), classname="watch")
         failing(test, card.verdict, card.headline, "\n".join(card.lines()))

@@ -1,7 +1,7 @@
 """The sentences of a watch, by the codes of `properties.FACTS`, `Finding.says` and `Finding.effect`.
 
 `{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes", `{factor:times}` is "0.75x" or
-"1/1024". A list is joined by commas.
+"1/1024", `{factor:size}` is "0.75x of the correct one" or "1,024x too small". A list is joined by commas.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
 _SMALL = 0.1
 """Factors below this are easier to read as fractions."""
+_TOO_LARGE = 10
 _LARGE = 1000
 """Factors above this are easier to read without a power of ten."""
 
@@ -30,9 +31,11 @@ class _Words(Formatter):
             named = [self.format_field(one, format_spec) for one in value[:_MOST_NAMED]]
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
         if format_spec == "times":
+            return f"1/{1 / value:,.0f}" if 0 < value < _SMALL else f"{_factor(value)}x"
+        if format_spec == "size":
             if 0 < value < _SMALL:
-                return f"1/{1 / value:.4g}" if 1 / value < 10_000 else f"1/{1 / value:,.0f}"
-            return f"{value:.0f}x" if _LARGE <= value < inf else f"{_rounded(value)}x"
+                return f"{_factor(1 / value)}x too small"
+            return f"{_factor(value)}x too large" if value >= _TOO_LARGE else f"{_factor(value)}x of the correct one"
         if format_spec == "share":
             return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
         if not format_spec:
@@ -43,6 +46,10 @@ class _Words(Formatter):
         return f"{value} {format_spec}{'' if value == 1 else ending}"
 
 
+def _factor(number: float) -> str:
+    return f"{number:,.0f}" if _LARGE <= number < inf else _rounded(number)
+
+
 def _rounded(number: float) -> str:
     """With three digits, or as many as show that it is not 1."""
     return next((text for digits in (3, 4, 5, 6) if (text := f"{number:.{digits}g}") != "1"), "1")
@@ -51,7 +58,7 @@ def _rounded(number: float) -> str:
 def value(row: Row) -> str:
     """What a proven row shows, in a few words."""
     if row.of == Property.RANKS and row.ranks == 1:
-        return "one rank"
+        return "one process, nothing to average"
     own = _VALUES_OF_PARTS.get((row.of, row.value)) if row.has_parts else None
     return own or _VALUES[row.of, row.value]
 
@@ -106,7 +113,7 @@ WORDS: Mapping[str, str] = {
     "idle.coarse": "{count} with gradients too coarse to judge",
     "idle.not-finite": "{count} with infinite or NaN gradients",
     "micro.weighted": "backward passes have different weights ({table})",
-    "clearing.kept": "the step also uses changed gradients of earlier windows ({table})",
+    "clearing.kept": "the step also uses changed gradients of earlier steps ({table})",
     "clearing.again": "two steps use the same gradient; the script changes weights between them",
     "clearing.shared": "two optimizers use one gradient for the same parameters",
     "clearing.restored": "a step leaves out some of its backward passes ({table})",
@@ -132,7 +139,7 @@ WORDS: Mapping[str, str] = {
     "unscaled-old": "gradients were not cleared: new ones were added to unscaled old ones",
     "overflow-replaced": "gradients overflowed at the loss scale {scale:g}, and the script replaced them",
     "ranks-by-factor": "gradients on rank {rank} are {ratio}x of those on rank {other}, in {parameters:parameter}",
-    "several-scales": "the backward passes of a window have several loss scales: {scales}",
+    "several-scales": "the backward passes of a step have several loss scales: {scales}",
     "still-scaled": "gradients were not divided by the loss scale {scale:g} before the step",
     "unscaled-twice": "gradients were divided by the loss scale {scale:g} twice",
     "unscaled-by-another": "gradients with the loss scale {scale:g} were divided by {divisor:g}",
@@ -147,20 +154,20 @@ WORDS: Mapping[str, str] = {
     "own-gradients": "the step used only this rank's gradients",
     "clipped-then-averaged": "each rank clipped its own gradients before the average: factors {factors}",
     "clipped-by-value-then-averaged": "each rank clipped its own gradients by value before the average",
-    "not-cleared": "gradients were not cleared: the step also used those of earlier windows",
+    "not-cleared": "gradients were not cleared: the step also used those of earlier steps",
     "infinite-kept": "gradients overflowed and were not cleared: {passes:backward pass} added to them",
     "used-again": "{again} of {used} parameters reused the gradient of an earlier step: {names}",
     "exchanged": "parameters got each other's gradients: {names} got those of {others}",
     "parts-averaged": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
-    "old-in-step": "gradients were not cleared: the step has those of earlier windows ({table})",
+    "old-in-step": "gradients were not cleared: the step has those of earlier steps ({table})",
     "micro-batches-missing": "the step lacks micro-batch {places} ({table})",
     "micro-batches-own": "micro-batch {places} was not averaged over the ranks ({table})",
     "ranks-missing": "rank {rank} steps without gradients of some ranks (weights of {table})",
     "divided-again": "the accumulated gradients were divided after each micro-batch ({table})",
     "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
     "added-again": "each micro-batch added the accumulated gradients again ({table})",
-    "some-not-averaged": "{parameters} of {all} parameters were not averaged over the ranks: {names}",
-    "some-not-summed": "{parameters} of {all} parameters were not summed over the stages: {names}",
+    "some-not-averaged": "the gradients of {parameters} of {all} parameters were not averaged over the ranks: {names}",
+    "some-not-summed": "the gradients of {parameters} of {all} parameters were not summed over the stages: {names}",
     # What is wrong between the ranks.
     "some-skip": "some ranks stepped and others skipped",
     "some-step": "{stepping} of {ranks} ranks stepped",
@@ -173,15 +180,15 @@ WORDS: Mapping[str, str] = {
     "used-differ": "{parameters} of {all} parameters have different gradients on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
-    "factor": "the update is {factor:times} of the correct one",
-    "parameters-shorter": "the gradients of {parameters} of {all:parameter} are {times:times} of the correct ones",
+    "factor": "the update is {factor:size}",
+    "parameters-shorter": "each gradient of {parameters} of {all:parameter} is {times:size}",
     "moves-late": "the gradients of the last {passes:backward pass} are never used",
     "moves-nothing": "the step changes 0 of {parameters:parameter}",
     "moves-no-more": "the optimizer stops after {steps:step}",
     "moves-twice": "the weights use one gradient twice",
     "made-up": "{lost} of {all} gradients come from no backward pass",
     "counts-again": "the gradients of the previous step are added {factor}x more",
-    "times-as-long": "the gradients of the step have at least {times}x the correct norm",
+    "times-as-long": "the norm of the gradients is {times}x of the correct one, or more",
     "ranks-in-update": "the update of rank {rank} has the gradients of {used} of {ranks} ranks",
     "rank-counts": "one rank's gradient counts up to {times}x of another's",
     "pass-counts": "one backward pass counts up to {times}x of another",
@@ -238,7 +245,7 @@ WORDS: Mapping[str, str] = {
     "clearing.other-passes": "{count} of {steps:step} also use an earlier backward pass",
     "clip.after-step": "clipping comes after the step, before the next backward pass",
     "clip.before-passes": "clipping comes before the backward pass, when there are no gradients",
-    "clip.between-passes": "clipping comes between two backward passes of a window",
+    "clip.between-passes": "clipping comes between two backward passes of a step",
     "clip.clipped-again": "clipped gradients are accumulated and clipped again",
     "clip.not-by-norm": "no gradient is clipped: the norm is at least {norm}, the limit {limit:g}",
     "clip.not-by-value": "no gradient is clipped: the norm is at least {norm}, the limit of an element {limit:g}",
@@ -266,12 +273,12 @@ WORDS: Mapping[str, str] = {
     "passes.twice": "the gradients of {passes} of {all:backward pass} are added twice",
     "passes.unreduced": "gradients of {parameters:parameter} are not reduced yet: {names}",
     "passes.unreduced-of": "{parameters} of {all:parameter} lack gradients of this window",
-    "passes.unscaled-between": "unscale_ comes between two backward passes of a window",
+    "passes.unscaled-between": "unscale_ comes between two backward passes of a step",
     # Loss scale and schedules
     "clipping.scaled-norm": "Gradients are clipped to {limit:g} before the loss scale {scale:g} is divided out",
     "clipping.scaled-value": "Elements are clipped to {limit:g} before the loss scale {scale:g} is divided out",
-    "clip.scaled.effect": "The clipped values are {scale:times} of the correct ones",
-    "clip.left.effect": "Gradients after clipping are {left:times} of the correct ones",
+    "clip.scaled.effect": "Each clipped value is {scale:size}",
+    "clip.left.effect": "Each gradient is {left:size} after clipping",
     "rate.negative": "The learning rate is {rate:.3g}",
     "rate.negative.effect": "A negative rate steps uphill: the loss grows",
     "schedule.before-step": "{name} steps between the backward pass and the optimizer's step",
@@ -294,12 +301,12 @@ WORDS: Mapping[str, str] = {
     "micro-batches.short": "short window divided by {number} instead of {passes}",
     "micro-batches.long": "a window continues from one epoch into the next, and is divided by {number} instead of "
     "{passes}",
-    "micro-batches.divided": "each loss is divided by {number}, but its window has {passes:backward pass}: the "
-    "update is {times:times} of the correct one",
+    "micro-batches.divided": "each loss is divided by {number}, but its step has {passes:backward pass}: the "
+    "update is {times:size}",
     "micro-batches.divided-by-ranks": "losses are divided by {ranks}, the number of ranks, and gradients are averaged",
     "micro-batches.divided-twice": "each of {number} losses is divided by {number} twice",
     "micro-batches.last-only": "{batches} batches are loaded, but only one loss, divided by {batches}, goes backward",
-    "micro-batches.uneven": "some losses of a window weigh {times:times} of the others",
+    "micro-batches.uneven": "some losses of a step weigh {times:times} of the others",
     "micro-batches.means": "each loss is the mean of its own micro-batch ({least} to {most} targets), not of the "
     "window",
     "denominator.apart": "means over different numbers of targets count the same: a target weighs up to {times}x of "
@@ -338,7 +345,7 @@ WORDS: Mapping[str, str] = {
 
 _VALUES_OF_PARTS: Mapping[tuple[Property, str], str] = {
     (Property.RANKS, "mean"): "each replica and part: the gradient of all samples",
-    (Property.AGREEMENT, "equal"): "replicas are equal",
+    (Property.AGREEMENT, "equal"): "replicas have the same weights",
 }
 """If ranks have parts of some parameters, as in tensor parallelism."""
 
@@ -347,25 +354,25 @@ _VALUES: Mapping[tuple[Property, str], str] = {
     (Property.RANKS, "sum"): "the sum of all ranks",
     (Property.RANKS, "own"): "each rank's own gradients",
     (Property.RANKS, "weighted"): "a weighted sum of the ranks",
-    (Property.MICRO_BATCHES, "mean"): "each in a step counts once, as a mean",
-    (Property.MICRO_BATCHES, "sum"): "each in a step counts once, as a sum",
-    (Property.MICRO_BATCHES, "weighted"): "each with its weight",
+    (Property.MICRO_BATCHES, "mean"): "each micro-batch counts once",
+    (Property.MICRO_BATCHES, "sum"): "each micro-batch counts once, as a sum",
+    (Property.MICRO_BATCHES, "weighted"): "each micro-batch has its weight",
     (Property.DENOMINATOR, "targets"): "each target has the same weight",
     (Property.DENOMINATOR, "means"): "each mean has the same weight",
-    (Property.CLEARING, "each-step"): "cleared for each step",
+    (Property.CLEARING, "each-step"): "gradients are cleared for each step",
     (Property.CLEARING, "kept"): "some gradients are kept",
     (Property.CLEARING, "discarded"): "some gradients are discarded",
-    (Property.LOSS_SCALE, "once"): "scaled and unscaled once",
+    (Property.LOSS_SCALE, "once"): "losses are scaled, gradients unscaled once",
     (Property.LOSS_SCALE, "own"): "scaled by the script",
-    (Property.CLIPPING, "whole"): "all gradients at once",
-    (Property.CLIPPING, "parts"): "in parts",
-    (Property.CLIPPING, "early"): "early",
-    (Property.AGREEMENT, "equal"): "the ranks are equal",
+    (Property.CLIPPING, "whole"): "all gradients are clipped together",
+    (Property.CLIPPING, "parts"): "gradients are clipped in parts",
+    (Property.CLIPPING, "early"): "gradients are clipped early",
+    (Property.AGREEMENT, "equal"): "all ranks have the same weights",
     (Property.AGREEMENT, "apart"): "the ranks may differ",
     (Property.DATA, "other"): "different samples",
     (Property.DATA, "same"): "the same samples",
     (Property.SCHEDULE, "after-step"): "each after the optimizer's step",
     (Property.SCHEDULE, "any"): "at any time",
-    (Property.COVERAGE, "all"): "all in an optimizer, with gradients",
-    (Property.COVERAGE, "part"): "some without",
+    (Property.COVERAGE, "all"): "all have an optimizer and gradients",
+    (Property.COVERAGE, "part"): "some have no optimizer or gradient",
 }

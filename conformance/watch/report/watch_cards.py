@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from conformance.report.card import Card
 from conformance.report.command import relative, without_user
-from conformance.report.edits import edit_of
+from conformance.report.edits import edit_of, in_names
 from conformance.report.places import SEEN, Place
 from conformance.report.text import plural
 from conformance.results.result_lines import Timeline
@@ -60,16 +60,13 @@ def _open_card(row: Row, fact: Open, findings: Findings) -> Card:
         where=moments.place(fact.site, findings.sources),
         own_line=_own_line(fact.site, findings),
         places=() if edit is not None else tuple(known.values()),
-        facts=(
-            *([("observed", f"in {count}")] if count else []),
-            *([("if intended", f"`--expect {row.of.value}={value}`")] if value is not None else []),
-        ),
+        facts=(("if intended", f"`--expect {row.of.value}={value}`"),) if value is not None else (),
         slice=(),
         effect=effect(fact.says),
         fix=None,
-        advice=fixed(fact.says),
+        advice=in_names(fixed(fact.says), known),
         edit=edit,
-        extent=count or "",
+        extent=f"in {count}" if count else "",
         scope="",
         commands=(),
     )
@@ -107,8 +104,9 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         file = where.rpartition(":")[0]
         site = next(site for at, site in sites.items() if at and at.rpartition(":")[0] == file)
         own_line = (relative(_source(site, findings)[0]), int(where.rpartition(":")[2]))
-    extent = _extent(cause, findings)
-    scope = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
+    ranks = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
+    if len(cause.ranks) == findings.ranks:
+        ranks = f"all {findings.ranks} ranks"
     return WatchCard(
         rule=law.id,
         verdict="FAIL (law)",
@@ -117,14 +115,14 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         role=role,
         own_line=own_line,
         places=places if edit is None else edit.others(places),
-        facts=(("expected", law.says), ("observed", f"{extent}, on {scope}"), ("why", law.why)),
+        facts=(("expected", law.says), ("why", law.why)),
         slice=(),
         effect=None if first.effect is None else sentence(first.effect),
         fix=None,
-        advice=fix(first),
+        advice=in_names(fix(first), known),
         edit=edit,
-        extent=extent,
-        scope=scope,
+        extent=_extent(cause, findings),
+        scope=f"on {ranks}" if findings.ranks > 1 else "",
         commands=(("rerun", f"conformance watch -- {command}"),) if command else (),
         law=law.id,
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),

@@ -7,13 +7,15 @@ from math import isfinite
 
 from markupsafe import Markup
 
+from conformance.report.card import Card
 from conformance.report.figure import LEFT, RIGHT, WIDTH, counting, dots, frame, line, linear, steps
 from conformance.report.html import base
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.history import CURVES, MOST_HISTORIES, Curve, History
-from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.judging.properties import Property
+from conformance.watch.report.digest import digest, lacks, row_texts, subject
 from conformance.watch.report.watch_cards import open_cards
-from conformance.watch.verdict import Expected, outcome
+from conformance.watch.verdict import Expected, Outcome, Row, outcome
 
 _HEIGHT = 140
 _SPAN = (112, 10)
@@ -21,15 +23,18 @@ _MOST_DOTS = 64
 
 
 def page(findings: Findings, command: Sequence[str], expected: Expected | None = None) -> str:
-    whole, rows = digest(findings, command, expected), outcome(findings, expected).rows
+    whole, of = digest(findings, command, expected), outcome(findings, expected)
+    questions = open_cards(of.rows, findings)
     return (
         base("conformance.watch.report")
         .get_template("watch.html.j2")
         .render(
             tool=whole.tool,
             whole=whole,
-            rows=[(row, row_texts(row, findings)) for row in rows],
-            questions=open_cards(rows, findings),
+            headline=f"{name}: {whole.summary.title.lower()}" if (name := subject(command)) else whole.summary.title,
+            rows=[(row, row_texts(row, findings), _card_of(row, of, questions)) for row in of.listed],
+            questions=questions,
+            asks_of_rates=any(row.of == Property.SCHEDULE and row.state != "PROVEN" for row in of.rows),
             lacks=lacks(findings),
             histories=[(one.type, curves) for one in findings.histories if (curves := _varying(one))],
             is_cut=len(findings.histories) == MOST_HISTORIES,
@@ -39,6 +44,14 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
             size=f"0 0 {WIDTH} {_HEIGHT}",
         )
     )
+
+
+def _card_of(row: Row, of: Outcome, questions: Sequence[Card]) -> int | None:
+    """The number of the first card of a row."""
+    if row.wrong:
+        return of.causes.index(row.wrong[0]) + 1
+    codes = {fact.says.code for fact in row.open}
+    return next((len(of.causes) + at for at, one in enumerate(questions, 1) if one.rule in codes), None)
 
 
 def _varying(history: History) -> dict[str, Curve]:

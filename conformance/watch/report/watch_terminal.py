@@ -36,7 +36,7 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
 def _print_rows(of: Outcome, findings: Findings, console: Console) -> None:
     names = max((len(row.of.value) for row in of.rows), default=0)
     states = max((len(row.state) for row in of.rows), default=0)
-    for row in of.rows:
+    for row in of.listed:
         head = Text.assemble(f"  {row.of.value:{names}}  ", (f"{row.state:{states}}", STYLES[_TONES[row.state]]), "  ")
         for text in row_texts(row, findings):
             print_beside(head, Text(one_line(text)), console)
