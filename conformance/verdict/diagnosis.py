@@ -6,7 +6,7 @@ bug over all cases of a run, from the suspects of each.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,11 +17,13 @@ from typing import NamedTuple
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
 from conformance.oracle.faults import RARE, applicable
+from conformance.oracle.faults.clip_and_scale import Recorded
 from conformance.oracle.faults.some_windows import limited, places
 from conformance.oracle.power import bounded, separation
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory, deviating, pairs
 from conformance.results.result_lines import ONLY, PAIR
 from conformance.results.result_lines import Vector as Numbers
+from conformance.trace.events import Clip, Optimizer
 from conformance.verdict.combinations import Combination, combination
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
@@ -89,7 +91,8 @@ def suspects(
     ruled_out = tuple(
         fault.name for fault in others if _shows(reading.recurrence(right.history, fault), right, windows, by_weights)
     )
-    rare = [fault for fault in applicable(reading.problem, RARE) if explain(fit(fault), fault)]
+    seen = _recorded(rank)
+    rare = [fault for fault in applicable(reading.problem, RARE) if explain(fit(fault, seen), fault)]
     # Several forms of a bug have one name.
     names = list(dict.fromkeys(fault.name for fault in (*explained, *rare)))
     if diverged:
@@ -146,6 +149,18 @@ def _compared(reading: Reading, right: Trajectory, difference: Difference, ranks
 
 def _is_finite(numbers: Numbers) -> bool:
     return all(one is None or isfinite(one) for one in numbers)
+
+
+def _recorded(rank: RankEvidence) -> Deviation:
+    """Finds what a rank did: the clips of the window with the most of them, and the optimizers."""
+    by_window = defaultdict[int | None, list[frozenset[int]]](list)
+    for one in rank.events.of(Clip):
+        # A threshold of infinity, which is a string, only reads the norm.
+        if one.kind == "norm" and not isinstance(one.threshold, str):
+            by_window[one.window].append(frozenset(one.parameters))
+    optimizers = {one.optimizer: frozenset(one.trainable) for one in rank.events.of(Optimizer)}
+    seen = {"clips": max(by_window.values(), key=len, default=[]), "optimizers": [*optimizers.values()]}
+    return Deviation("does what was recorded", type("Seen", (Recorded,), seen))
 
 
 class _Fit(NamedTuple):

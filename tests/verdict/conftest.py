@@ -170,7 +170,7 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
     wrapper = "DistributedDataParallel" if case.world_size > 1 else None
     events: list[Event] = []
 
-    def note(kind: str, window: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
+    def note(kind: str, /, window: int | None = None, micro_batch: int | None = None, **fields: Any) -> None:
         told = {"event": kind, "rank": rank, "seq": len(events), "time": float(len(events)), "window": window}
         # Each event has its own lists, so tampering with one leaves the others alone.
         fields = {name: list(value) if isinstance(value, list) else value for name, value in fields.items()}
@@ -216,9 +216,16 @@ def _events(case: Case, right: Trajectory, rank: int, windows: Sequence[Window],
             note("collective", **at, **_collective("allreduce_", "training", window.world_size))
         if turn in (0, case.resumed_at):
             note("topology", **at, world_size=window.world_size, rank_reached=rank, via="torch.distributed")
+            for number, own in enumerate(getattr(textbook, "optimizers", ()) or [parameters]):
+                note(
+                    "optimizer", **at, optimizer=number, type="SGD", parameters=[*own], trainable=[*own],
+                    horovod=False, backward_passes_per_step=None, state=False,
+                )  # fmt: skip
+        for own in getattr(textbook, "clips", ()):
+            threshold = float(workload.clip.threshold)
             note(
-                "optimizer", **at, optimizer=0, type="SGD", parameters=parameters, trainable=parameters, horovod=False,
-                backward_passes_per_step=None, state=False,
+                "clip", **at, kind="norm", threshold=threshold, norm_type=2.0, norm=1.0, parameters=[*own],
+                gradients=None,
             )  # fmt: skip
         skipped = window.index in right.skips
         scale = float(right.scales[window.index]) if scaled else None

@@ -246,6 +246,56 @@ class ClipsEachGroup(Recurrence):
         return self.joined((super(ClipsEachGroup, self).clip(self.only(vector, some)), some) for some in own)
 
 
+class Recorded(Recurrence):
+    """What a rank was seen to do, which some predictions need: the parameters of each of a window's clips, and of each
+    optimizer."""
+
+    clips: Sequence[frozenset[int]] = ()
+    optimizers: Sequence[frozenset[int]] = ()
+
+
+class _ClipsParts(Recorded):
+    def parts(self) -> Sequence[frozenset[int]]:
+        """The parameters of each clip."""
+        raise NotImplementedError
+
+    def clip(self, vector: Affine) -> Affine:
+        clip, parts = super().clip, [sorted(part) for part in self.parts() or [frozenset(self.tensors)]]
+        others = [tensor for tensor in self.tensors if not any(tensor in part for part in parts)]
+        return self.joined([(vector, others), *((clip(self.only(vector, part)), part) for part in parts)])
+
+
+@fault(
+    "clips each optimizer's parameters separately, with the threshold that is meant for the norm of all",
+    _by_norm,
+    _has_several_parameters,
+    at="clip",
+    fix="pass the parameters of all optimizers to one call of `clip_grad_norm_`",
+    why="Each optimizer's parameters are cut by their own norm: too little, and the direction changes",
+    edit="change clip",
+    among=RARE,
+)
+class ClipsEachOptimizer(_ClipsParts):
+    def parts(self) -> Sequence[frozenset[int]]:
+        is_by_optimizer = not self.clips or {*self.clips} == {*self.optimizers}
+        return self.optimizers if is_by_optimizer else ()
+
+
+@fault(
+    "clips parts of the parameters separately, with the threshold that is meant for the norm of all",
+    _by_norm,
+    _has_several_parameters,
+    at="clip",
+    fix="pass all parameters to one call of `clip_grad_norm_`",
+    why="Each part is cut by its own norm: too little, and the direction changes",
+    edit="change clip",
+    among=RARE,
+)
+class ClipsEachPart(_ClipsParts):
+    def parts(self) -> Sequence[frozenset[int]]:
+        return self.clips if {*self.clips} != {*self.optimizers} else ()
+
+
 @fault(
     "clips only the first parameter",
     clips,

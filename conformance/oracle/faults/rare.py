@@ -15,6 +15,7 @@ from conformance.oracle.faults.catalogue import RARE, Condition, accumulating, c
 from conformance.oracle.optimizers import clipped
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.workloads.layout import Window
+from conformance.workloads.precision import FP16
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
@@ -177,9 +178,11 @@ class _CountsOtherWindows(Recurrence):
     """Divides by the count of a window and of some ``others``: of these windows, given the skipped ones."""
 
     others: _Others
+    _next = 0
 
     def counted(self, window: Window) -> Vector:
-        skips: Set[int] = frozenset() if self.history is None else self.history.skips
+        skips = frozenset(range(self._next, window.index))
+        self._next = max(self._next, window.index + 1)
         some = [one for one in self.problem.windows if type(self).others(self.problem, skips, window, one)]
         total = self.problem.total_weight(window)
         every = sum((self.problem.total_weight(one) for one in some if one.index != window.index), total)
@@ -195,6 +198,12 @@ def _read(others: _Others) -> _Others:
         return is_read and others(problem, skips, window, other)
 
     return are_read
+
+
+def _overflows(problem: Problem) -> bool:
+    """Whether a target is so large that gradients of its loss, which is scaled, are infinite."""
+    most = max(abs(sample.y) for window in problem.windows for sample in window.batch)
+    return problem.precision.scaled and most * problem.workload.scale.init_scale > FP16.largest
 
 
 _OTHERS: tuple[tuple[str, str, Condition, _Others], ...] = (
@@ -231,7 +240,7 @@ _OTHERS: tuple[tuple[str, str, Condition, _Others], ...] = (
     (
         "SkippedWindows",
         "this window and of skipped ones before it",
-        lambda problem: problem.precision.scaled,
+        _overflows,
         _read(lambda problem, skips, window, other: {*range(other.index, window.index)} <= skips),
     ),
 )
