@@ -7,7 +7,8 @@ whole tensors. `within` is the number of the running backward pass if a call com
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isclose
 from typing import Any, TypeAlias
 
 from typing_extensions import dataclass_transform
@@ -23,6 +24,10 @@ Sketches: TypeAlias = Any
 
 ENTROPIES = ("NllLossBackward0", "NllLoss2DBackward0")
 """The autograd nodes of cross entropies."""
+
+
+_ROUNDED = 1e-6
+"""Relative: a count in float32."""
 
 
 @dataclass_transform()
@@ -141,6 +146,17 @@ class Backward(Record):
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
     value: float | None = None  # of the loss, with all factors; None if it is not one number
     exchanged: int = 0  # floats in collectives since the last backward pass or step; 0 if they averaged the loss itself
+
+    def as_mean(self) -> Backward:
+        """A sum that is divided by its own number of targets, as the mean that it is. A number that collectives made
+        may equal it, and counts the targets of all ranks."""
+        own = next((one for one in self.divisors if isclose(one, self.summed, rel_tol=_ROUNDED)), None)
+        if own is None or self.summed < 2 or self.global_divisors:
+            return self
+        factors, divisors = [*self.factors], [*self.divisors]
+        factors.remove(min(factors, key=lambda factor: abs(factor * own - 1)))
+        divisors.remove(own)
+        return replace(self, targets=self.summed, summed=0, factors=factors, divisors=divisors)
 
 
 class Hooks(Record):

@@ -149,6 +149,46 @@ def test_a_mean_over_targets_of_a_regression(loss, of_any):
     assert (found.targets, found.of_any, found.divisors) == (12, of_any, [2.0])
 
 
+TARGETS = torch.tensor([[0, 1, -100], [2, 1, 0], [1, 1, -100], [0, 2, 2]])
+MASK = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+
+
+@pytest.mark.parametrize(
+    ("add_up", "count"),
+    [
+        (lambda of: of.sum(), 10),
+        (lambda of: (of * MASK).sum(), 7),
+        (lambda of: (MASK * of).sum(), 7),
+        (lambda of: of.masked_fill(MASK == 0, 0.0).sum(), 7),
+        (lambda of: torch.where(MASK > 0, of, 0.0).sum(), 7),
+        (lambda of: torch.where(MASK == 0, 0.0, of).sum(), 7),
+        (lambda of: of[MASK > 0].sum(), 8),
+        (lambda of: (of.mean(1) * MASK[:, 1]).sum(), 3),
+        (lambda of: (of * MASK.cumsum(0)).sum(), None),  # weights
+        (lambda of: (of * MASK[:, :1]).sum(), 7),
+        (lambda of: (of * MASK * MASK).sum(), None),
+        (lambda of: of.square().sum(), None),
+    ],
+)
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_a_sum_by_hand_over_the_elements_of_a_loss(add_up, count, is_divided):
+    """The same as `reduction="sum"`, or a mean if it is divided by the number of its targets."""
+    of = cross_entropy(torch.randn(4, 3, 3, requires_grad=True), TARGETS, reduction="none")
+    loss = add_up(of) / (count or 7) / 2 if is_divided else add_up(of)
+    found = losses.of(loss.grad_fn)
+    assert (found.summed, found.of_any) == ((count, False) if count else (0, True))
+    read = records.Backward(1, None, versions={}, contains=False, probe=False, site=None, **vars(found)).as_mean()
+    assert (read.targets or 0) == (count or 0) * is_divided
+    assert read.divisors == [2.0, *[7] * (count is None)] * is_divided
+
+
+def test_a_sum_over_the_number_that_collectives_made_is_no_mean_of_its_own():
+    of = records.Backward(1, None, [0.125], 0, {}, False, False, None, summed=8, divisors=[8.0])
+    assert (of.as_mean().targets, of.as_mean().factors) == (8, [])
+    of.global_divisors = [[8.0, 4.0]]
+    assert of.as_mean() is of
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_label_smoothing_does_not_hide_targets(reduction):
     output = torch.randn(8, 3, requires_grad=True)

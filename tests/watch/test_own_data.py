@@ -30,18 +30,21 @@ def shuffled(rank, data=DATA):
     return random.Random(rank).sample(data, len(data))
 
 
-def judged(reads, *, others=None, drawn=None, is_alike=False, wrapped=True, averages=True):
-    """The findings of ranks that read these rows. others: of other inputs, like `reads`, as is drawn. is_alike: the
-    ranks' gradients are equal."""
+def judged(reads, *, others=None, drawn=None, dealt=None, is_alike=False, wrapped=True, averages=True):
+    """The findings of ranks that read these rows. others: of other inputs, like `reads`, as is drawn. dealt: the number
+    of ranks that a sampler deals samples to. is_alike: the ranks' gradients are equal."""
     findings = Findings()
     samples = Samples(len(reads), findings)
+    for rank in range(len(reads)) if dealt else ():
+        samples.feed(rank, records.Epoch(0, 0, True, dealt), None)
+    sampler = 0 if dealt else None
     for at in range(max(map(len, reads))):
         # Ranks may read in any order.
         for rank in shuffled(at, range(len(reads))):
             if at >= len(reads[rank]):
                 continue
             made_of, of_others = (of[rank][at] if of else [] for of in (drawn, others))
-            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, None, made_of, of_others), None)
+            samples.feed(rank, records.Entered(reads[rank][at], wrapped, LINE, sampler, made_of, of_others), None)
         samples.judge_right(SimpleNamespace(here=[], is_alike=is_alike))
     samples.finish(End({}, True, averages))
     return findings
@@ -67,6 +70,7 @@ def shared(code, *ranks):
 SAME = [batches(DATA)] * 2
 OWN = [batches(own(rank)) for rank in range(2)]
 APART = [batches(shuffled(rank)) for rank in range(2)]
+HALF = [OWN[0], batches(shuffled(0, own(0)[:STEPS] + own(1)[STEPS:]))]
 FEW = [[[1, 2], [3, 4]] * 16] * 2
 """The same two batches, repeated."""
 
@@ -97,6 +101,8 @@ def mixed(common, all_of=STEPS):
         (OWN, {}, None, {}),
         ([OWN[0], *APART], {}, shared("data.same-epoch", 1, 2), {"share": 1.0}),
         ([APART[0], OWN[0], APART[1]], {}, shared("data.same-epoch", 0, 2), {"share": 1.0}),
+        (OWN, {"drawn": HALF, "dealt": 2}, shared("data.same-epoch", 0, 1), {"share": 0.5}),  # seeds of ranks differ
+        (OWN, {"drawn": OWN, "dealt": 2}, None, {}),
     ],
 )
 def test_ranks_read_the_same_data(reads, options, cause, values):
@@ -114,6 +120,8 @@ def test_ranks_read_the_same_data(reads, options, cause, values):
         (mixed(3), {"is_alike": True}, None),  # as a sampler pads
         (OWN, {"drawn": SAME}, 1.0),  # augmented differently
         (OWN, {"drawn": APART}, 1.0),
+        (OWN, {"drawn": HALF}, 0.5),
+        (OWN, {"drawn": HALF, "dealt": 1}, 0.5),  # dealt to a group of ranks
         (OWN, {"drawn": [[[]] * STEPS] * 2}, None),
         (OWN, {"drawn": OWN}, None),
         ([batches(own(0)), batches(own(0)[:20] + own(1)[20:])], {}, 10 / STEPS),

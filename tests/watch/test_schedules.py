@@ -195,6 +195,31 @@ def test_a_schedule_of_an_optimizer_that_does_not_step(base, held, first, code):
 
 
 @pytest.mark.parametrize(
+    ("of", "names", "expected"),
+    [
+        ((0, 0), ("StepLR", "StepLR"), True),
+        ((0, 0), ("LinearLR", "StepLR"), True),
+        ((0, 1), ("StepLR", "StepLR"), False),
+        ((0,), ("StepLR",), False),
+    ],
+)
+@pytest.mark.parametrize("optimizers", [1, 2])
+def test_two_schedules_of_one_of_the_optimizers(of, names, expected, optimizers):
+    """of: the optimizer of each schedule."""
+    script = Script(ranks=1)
+    script.each(records.Optimizer(1, "SGD", [*range(6)]))
+    for step in range(4):
+        for optimizer in range(optimizers):
+            script.step([total(script.backward())])
+            script.streams[0][-1].optimizer = optimizer
+            script.clear()
+        for optimizer, name in zip(of, names, strict=True):
+            script.each(records.Scheduled(optimizer, name, [0.1], [0.1], BY_HAND, step + 1))
+    is_told = "schedule.several" in script.findings().open
+    assert is_told == (expected and optimizers > 1)
+
+
+@pytest.mark.parametrize(
     ("losses", "captures", "expected"),
     [
         ("nnnn", False, {"watch/from-the-model"}),

@@ -1,6 +1,6 @@
 """Checks whether this process can be forked into clean ranks, and counts GPUs without starting CUDA in it.
 
-`conformance.runner.zygote.importer` checks after it has imported a trainer. If forks are unsafe,
+`conformance.runner.zygote.trainer_importer` checks after it has imported a trainer. If forks are unsafe,
 `conformance.runner.zygote.server` starts ranks in fresh interpreters, and reports why."""
 
 from __future__ import annotations

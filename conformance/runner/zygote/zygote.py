@@ -23,7 +23,7 @@ from conformance.runner.system.child import adopt_orphans, gather_memory, sweep
 from conformance.runner.system.protocol import Channel
 from conformance.runner.zygote import forking, server
 from conformance.runner.zygote.forking import gpus
-from conformance.runner.zygote.importer import Client, Importer, Nursery, shared_environment
+from conformance.runner.zygote.trainer_importer import Client, Importer, Nursery, shared_environment
 
 
 def main(listener: str, folder: str) -> None:

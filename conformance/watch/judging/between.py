@@ -1,4 +1,4 @@
-"""Judges how the script changes weights between two steps: collectives may mix those of the ranks."""
+"""Detects weights that ranks overwrite or sum between two steps. For averages, see `replicas`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Property(str, Enum):
 
 
 CORE = (Property.RANKS, Property.MICRO_BATCHES, Property.CLEARING)
-"""A script conforms only if these are proven in every judged step."""
+"""Those of each step: a script conforms only if these are proven in every judged step. Others count what they saw."""
 
 VALUES: Mapping[Property, Mapping[str, str]] = {
     Property.RANKS: {
@@ -167,6 +167,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "schedule.steps-often": (Property.SCHEDULE, "any"),
     "schedule.past-its-end": (Property.SCHEDULE, "any"),
     "schedule.before-first-step": (Property.SCHEDULE, "any"),
+    "schedule.several": (Property.SCHEDULE, "any"),
     "schedule.without-steps": (Property.SCHEDULE, "any"),
     "schedule.zero-rate": (Property.SCHEDULE, "any"),
     "schedule.low-rate": (Property.SCHEDULE, "any"),

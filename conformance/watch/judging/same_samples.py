@@ -72,8 +72,9 @@ class _Compared:
 class Samples(Chapter):
     """Compares the samples of ranks that train together.
 
-    inputs: model inputs. drawn: samples before augmentation. batches: a few that all ranks read. steps, alike: steps
-    that average gradients, and those where all ranks' gradients are equal."""
+    inputs: model inputs. drawn: samples before augmentation. dealing: samplers that deal to all ranks, each with its
+    rank. are_dealt: these made all batches. batches: a few that all ranks read. steps, alike: steps that average
+    gradients, and those where all ranks' gradients are equal."""
 
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
@@ -81,13 +82,17 @@ class Samples(Chapter):
         self._is_wrapped = False
         self._site: records.Site = None
         self._steps = self._alike = 0
+        self._dealing: set[tuple[int, int | None]] = set()
         self._begin()
 
     def _begin(self) -> None:
         self._inputs, self._drawn = _Compared(self._ranks), _Compared(self._ranks)
         self._batches: set[tuple[int, ...]] = set()
+        self._are_dealt = True
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
+        if isinstance(record, records.Epoch) and record.replicas == self._ranks:
+            self._dealing.add((rank, record.sampler))
         if not isinstance(record, records.Entered):
             return
         if record.wrapped and not self._is_wrapped:
@@ -96,6 +101,7 @@ class Samples(Chapter):
             self._begin()
         if record.rows and record.wrapped == self._is_wrapped:
             self._site = record.site
+            self._are_dealt &= (rank, record.sampler) in self._dealing
             self._drawn.enter(rank, tuple(record.drawn))
             if self._inputs.enter(rank, record.whole) and len(self._batches) < _FEWEST:
                 self._batches.add(tuple(record.rows))
@@ -115,14 +121,19 @@ class Samples(Chapter):
         inputs, drawn = self._inputs, self._drawn
         are_alike = inputs.alike_share >= _MOSTLY
         shared, ranks = inputs.shared()
+        dealt, others = drawn.shared()
+        # Other samples may have the same content; a sampler never deals the same sample twice.
+        is_twice = self._are_dealt and dealt > _PADDED
+        if is_twice:
+            shared, ranks = dealt, others
         if are_alike and len(self._batches) == _FEWEST and self._alike >= _MOSTLY * self._steps:
             says = said("data.same-inputs", alike=inputs.alike, forwards=inputs.seen)
             effect = said("data.same-inputs.effect", ranks=self._ranks)
             self._findings.add(Finding("watch/own-data", says, None, tuple(range(self._ranks)), self._site, effect))
-        elif not are_alike and shared > _SHARED:
+        elif not are_alike and (is_twice or shared > _SHARED):
             says, effect = said("data.same-epoch", share=shared), said("data.same-epoch.effect", share=shared)
             self._findings.add(Finding("watch/own-data", says, None, ranks, self._site, effect))
-        elif (share := max(shared, inputs.alike_share, drawn.shared()[0], drawn.alike_share)) > _PADDED:
+        elif (share := max(shared, inputs.alike_share, dealt, drawn.alike_share)) > _PADDED:
             self._findings.leave_open(said("data.same-samples", share=share), site=self._site)
         else:
             self._findings.seen[Property.DATA] += inputs.seen - inputs.alike

@@ -33,9 +33,9 @@ class _Optimizer:
     steps: their number. tries: steps and skips. decades: the number of steps by the power of ten of their largest rate.
     most: the largest rate. still: the last steps with all rates 0, after other rates. scheduled: steps of its
     schedules. counts, latest: the first count by schedule, and the last step, of schedules that count by themselves.
-    early: their steps before the first optimizer step. since, seen: the tries of this optimizer, and the steps of all,
-    before the last step of a schedule. alone: steps of schedules since the last step of this optimizer, each after a
-    step of another one. first: the first of these that changed rates."""
+    are_several: at least two of these. early: their steps before the first optimizer step. since, seen: the tries of
+    this optimizer, and the steps of all, before the last step of a schedule. alone: steps of schedules since the last
+    step of this optimizer, each after a step of another one. first: the first of these that changed rates."""
 
     parameters: frozenset[int] = frozenset()
     made: records.Schedule | None = None
@@ -50,6 +50,7 @@ class _Optimizer:
     scheduled: int = 0
     counts: dict[str, int] = field(default_factory=dict)
     latest: records.Scheduled | None = None
+    are_several: bool = False
     early: int = 0
     since: int = 0
     seen: int = 0
@@ -77,6 +78,9 @@ class _Optimizer:
         self.since, self.seen = self.tries, steps
         # A schedule that is given the position of the training has the rate of that position at any time.
         if not record.is_told:
+            # Schedules that take turns have their own counts.
+            before = self.latest
+            self.are_several |= before is not None and (before.name != record.name or before.count >= record.count)
             self.counts.setdefault(record.name, record.count)
             self.latest = record
             self.early += not self.tries
@@ -151,9 +155,12 @@ class Schedules(OneRank):
                 window.broken.append(finding.key)
 
     def finish_rank(self, rank: int, stream: Stream, end: End) -> None:
+        are_without = any(of.steps >= _OFTEN and of.keeps_rates and not of.scheduled for of in self._of.values())
         for optimizer, of in [*self._of.items()]:
             if of.steps >= _OFTEN:
                 self._judge_schedule(rank, optimizer, of)
+                if of.are_several and are_without and of.latest is not None:
+                    self._findings.leave_open(said("schedule.several", name=of.latest.name), site=of.latest.site)
                 self._judge_rates(of)
             if of.alone >= _OFTEN and of.first is not None and end.is_whole:
                 self._judge_alone(rank, optimizer, of, of.first, stream)

@@ -194,7 +194,7 @@ class Stream:
             case records.Entered():
                 self._rows, self._entered = tuple(record.rows) or None, self._at
             case records.Backward():
-                self._go_backward(record)
+                self._go_backward(record.as_mean())
             case records.Hooks():
                 for hooked, sketch in _sketches(record.parameters, record.sketches).items():
                     self._leaves[hooked].before = sketch

@@ -50,10 +50,9 @@ class Loading:
     fetched: the number of batches by loader. dealt: the sampler of the last batch that was not evaluated; `NONE` if it
     does not deal samples to ranks; None if unknown. samplers: the `DistributedSampler`s of the batches. draws: a batch
     sampler of the script made any of the batches, or they are single items of the data, which may be tasks or batches.
-    drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown. sizes: of
-    the tensors in this batch. evaluated: the samplers of the last batches, if a model evaluated them. started: a loader
-    began an epoch. ahead: the loader whose next batch is fetched already, as a framework does to know which one is the
-    last.
+    drawn: a number for each sample of the last batch, equal on all ranks with the same data; () if unknown. evaluated:
+    the samplers of the last batches, if a model evaluated them. started: a loader began an epoch. ahead: the loader
+    whose next batch is fetched already, as a framework does to know which one is the last.
     """
 
     def __init__(self) -> None:
@@ -68,7 +67,6 @@ class Loading:
         self.evaluated: set[int] = set()
         self.draws = False
         self.drawn: Sequence[int] = ()
-        self.sizes: Sequence[int] = ()
         self.started = False
 
     def evaluate(self) -> None:
@@ -94,7 +92,7 @@ class Loading:
 
     def of(self, data: torch.Tensor | None) -> Sequence[int]:
         """The numbers of the samples in a model's input; () for a part of a batch, or with several batches."""
-        if data is None or data.numel() not in self.sizes or self.fetched.total() != 1:
+        if data is None or self.fetched.total() != 1:
             return ()
         return self.drawn if min(len(data), MOST_ROWS) == len(self.drawn) else ()
 
@@ -149,7 +147,6 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
         indices = waiting.get(iterator, {}).pop(getattr(iterator, "_rcvd_idx", 1) - 1, None)
         is_known = _deals_each_once(sampler) and getattr(iterator, "_in_order", True) and are_plain
         loading.drawn, is_labelled = _drawn(held.get(iterator), indices, batch) if is_known else ((), False)
-        loading.sizes = [one.numel() for one in batch if are_plain]
         rows: Any = []
         if are_plain and batch and batch[0].numel() and (of_sampler in starting or (world() > 1 and not loading.drawn)):
             rows = later(fingerprints, batch[0][:MOST_ROWS])

@@ -15,12 +15,13 @@ from typing import Any, TypeAlias
 import torch
 
 from conformance.trace.state.graphs import Graphs, saved
+from conformance.watch.recording.holdings import is_plain
 from conformance.watch.records import ENTROPIES
 
 _MOST_NODES, _MOST_TERMS = 12, 64
 _MOST_OF_ALL = 200_000
-_MEAN = 1
-"""torch's number for `reduction="mean"`."""
+_NONE, _MEAN = 0, 1
+"""torch's numbers for `reduction="none"` and `reduction="mean"`."""
 
 _ANY = "MeanBackward0"
 _DIVISION = "DivBackward0"
@@ -43,6 +44,9 @@ _L1 = ["AbsBackward0", "SubBackward0"]
 """The nodes below the mean in torch's `l1_loss`, which is no single node."""
 _THROUGH = ("ToCopyBackward0", "ViewBackward0", "SqueezeBackward0", "UnsqueezeBackward0", "CloneBackward0")
 _PASSED_ON = (*_THROUGH, _OF_DDP)
+_OF_SOME = ("MeanBackward1", "SumBackward1", "IndexBackward0")
+"""Nodes that make fewer elements of several or some."""
+_MASKS = {"MulBackward0": ("other", "self"), "MaskedFillBackward0": ("mask",), "WhereBackward0": ("condition",)}
 
 _Join: TypeAlias = Callable[[Counter[float], Counter[float]], Counter[float]]
 
@@ -171,6 +175,8 @@ def _read(loss: Loss, node: Any) -> None:
     if node.name() == _ANY:
         loss.targets = int(node._saved_self_sym_numel)
         _read_below(loss, node)
+        if (elements := _elements(node)) is not None and elements[1] == loss.targets:
+            loss.made_by, loss.of_any = elements[0], False
     elif (count := _count(node)) is not None:
         is_mean = node._saved_reduction == _MEAN
         loss.targets, loss.summed = (count, 0) if is_mean else (0, count)
@@ -178,6 +184,9 @@ def _read(loss: Loss, node: Any) -> None:
         loss.is_hidden = not (count or is_mean)
         target = saved(node, "target") if count and node.name() in ENTROPIES else None
         loss.ignored = 0 if target is None else target.numel() - count
+    elif node.name() == "SumBackward0" and (elements := _elements(node)) is not None:
+        loss.made_by, loss.summed = elements
+        loss.targets, loss.of_any = 0, False
 
 
 def _read_below(loss: Loss, mean: Any) -> None:
@@ -187,6 +196,51 @@ def _read_below(loss: Loss, mean: Any) -> None:
             loss.multiply(node, factor)
         elif node.name() in _PRODUCTS:
             loss.targets = None
+
+
+def _elements(added: Any) -> tuple[str, int] | None:
+    """The loss of torch whose elements a sum adds up, and the number of elements that a mask and `ignore_index` leave.
+    None for elements of another origin, and for weights that are no mask."""
+    mask, node = None, _following(added)
+    for _ in range(_MOST_NODES):
+        if node is None or node.name() in (*_ELEMENTWISE, *ENTROPIES):
+            break
+        found = _mask(node)
+        if (found is None) == (node.name() not in (*_PASSED_ON, *_OF_SOME)) or (found is not None and mask is not None):
+            return None
+        shape = tuple(node._input_metadata[0].shape)
+        mask, node = mask if found is None else found.expand(shape), _following(node)
+    if node is None or getattr(node, "_saved_reduction", None) != _NONE or saved(node, "weight") is not None:
+        return None
+    kept = torch.ones(tuple(added._saved_self_sym_sizes), dtype=torch.bool) if mask is None else mask
+    target = _plain(node, "target") if node.name() in ENTROPIES else None
+    if target is not None and target.numel() == kept.numel():
+        kept = kept.flatten() & (target.flatten() != _signed(node._saved_ignore_index)).to(kept.device)
+    return (node.name(), count) if (count := int(kept.sum())) else None
+
+
+def _mask(node: Any) -> torch.Tensor | None:
+    """The elements that a mask leaves; None if the node applies none."""
+    names = _MASKS.get(node.name(), ())
+    mask = next((one for name in names if (one := _plain(node, name)) is not None and not one.requires_grad), None)
+    if mask is None or not mask.dim() or not bool(((mask == 0) | (mask == 1)).all()):
+        return None
+    # `where` has the mask of its first side, and `masked_fill` that of what it overwrites.
+    is_of_others = node.name() == "MaskedFillBackward0" or (
+        node.name() == "WhereBackward0" and node.next_functions[0][0] is None
+    )
+    return mask == 0 if is_of_others else mask != 0
+
+
+def _plain(node: Any, name: str) -> torch.Tensor | None:
+    """A saved tensor that can be read on this rank alone."""
+    found = saved(node, name)
+    return found if isinstance(found, torch.Tensor) and is_plain(found) else None
+
+
+def _signed(number: int) -> int:
+    """Torch shows a negative number of a node as an unsigned one."""
+    return number - 2**64 if number >= 2**63 else number
 
 
 def _unsmoothed(node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Settings of a recorder, passed through environment variables."""
+"""How many steps a recorder watches, and which: `--steps` and `--every`, passed through environment variables."""
 
 from __future__ import annotations
 

@@ -113,6 +113,7 @@ FIXES: Mapping[str, str] = {
     "schedule.zero-rate": "give these parameters a learning rate, or freeze them",
     "schedule.never-steps": "call `scheduler.step()` after each step or epoch",
     "schedule.steps-often": "call `scheduler.step()` once for each step",
+    "schedule.several": "create each schedule with the optimizer that it is meant for",
 }
 """What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
 

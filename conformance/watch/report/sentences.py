@@ -292,6 +292,7 @@ WORDS: Mapping[str, str] = {
     "schedule.steps-often": "{name} steps {often:.2g} times for each step of its optimizer",
     "schedule.past-its-end": "{name} was made for {made_for:step}, but steps {times:time}",
     "schedule.before-first-step": "{name} steps {times:time} before the first step of its optimizer",
+    "schedule.several": "{name} and another schedule are of one optimizer, while another optimizer has none",
     "schedule.without-steps": "{name} steps {times:time} after the last step of its optimizer",
     "schedule.zero-rate": "The learning rate of some parameters is 0 in all {steps:step}",
     "schedule.low-rate": "The learning rate is below 1e-4 of its maximum {most:.3g} in {low} of {steps:step}",
