@@ -16,6 +16,7 @@ from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajector
 from conformance.results.result_lines import Quantity
 from conformance.results.result_lines import Vector as Values
 from conformance.trace.events import BackwardEnd, Clip, Collective, Schedule, Start, StateInit, Vector
+from conformance.trace.events import Step as Taken
 from conformance.trace.short_texts import enumerated, number
 from conformance.verdict.combinations import ONE, Combination, names_of
 from conformance.verdict.comparison import Difference, other_than, outside
@@ -130,7 +131,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
     if difference.quantity == "gradient":
         if difference.observed is None:
-            return _stepped_in_part(case, ranks, difference)
+            return _stepped_in_part(case, ranks, difference, right)
         if (infinite := _divided_by_zero(case, rank, expected.window)) is not None:
             return infinite
         return _multiplied(case, rank, difference, right)
@@ -240,7 +241,9 @@ def _rate(case: Case, step: int, right: Trajectory) -> float | None:
     return float(workload.optimizer.lr * (workload.schedule[step] if workload.schedule else 1))
 
 
-def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Difference) -> Guard | None:
+def _stepped_in_part(
+    case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory
+) -> Guard | None:
     taken = [rank.steps[difference.step].gradients for rank in ranks if difference.step < len(rank.steps)]
     model = case.problem.workload.model
     without = {
@@ -252,6 +255,13 @@ def _stepped_in_part(case: Case, ranks: Sequence[RankEvidence], difference: Diff
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(without)])
     window = ranks[difference.rank].steps[difference.step].window
+    elsewhere = {one for step in ranks[difference.rank].events.of(Taken) for one in step.parameters}
+    if without <= elsewhere and right.overflows[window : window + 1] not in ((), ("impossible",)):
+        text = (
+            f"only the step of {names} is skipped in window {window}, which may overflow; skip the step of all "
+            "parameters if the gradient of any is infinite"
+        )
+        return guard("parameters that an overflow skips", "all", text, f"only {names} in window {window}")
     text = (
         f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; give every parameter "
         "that the forwards use to an optimizer, and step it in each window"

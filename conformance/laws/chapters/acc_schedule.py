@@ -186,7 +186,7 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
     skipped = window.rank.between(Skip, after=previous, before=step) if previous else ()
     last = f", last at {made[-1].line}" if made else ""
     others = window.rank.between(Schedule, after=previous, before=step) if previous else ()
-    fault, anew = "", [one for one in others if one.initial and one.optimizer == step.optimizer]
+    fault, advice, anew = "", "", [one for one in others if one.initial and one.optimizer == step.optimizer]
     if anew:
         # The scheduler before it may have stepped correctly.
         made = anew
@@ -203,6 +203,9 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
             fault = f"steps the schedule {len(made)} times between two optimizer steps"
         elif not made:
             fault = "does not step the schedule after an optimizer step"
+            if any(not one.initial for one in others):
+                fault = "steps only some optimizers' schedules after an optimizer step"
+                advice = "call `step()` of each optimizer's scheduler once, after the optimizer's step"
     if made and skipped:
         observed += f"; in between: {skipped[0]}"
     return Broken(
@@ -219,4 +222,5 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
         ),
         effect=f"Step {shown.number} uses the learning rate {number(_rate(shown.step))} instead of {number(right)}.",
         fault=fault,
+        advice=advice,
     )

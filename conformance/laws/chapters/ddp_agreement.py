@@ -210,16 +210,31 @@ def _final_gradients(window: Window) -> Sequence[float | None] | None:
 def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]]) -> Broken:
     first, other = (window.attempts[0] for window in here.windows[:2])
     values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
-    averaged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)][-1:]
+    exchanged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)]
+    lost = _are_copies(here.windows[1], own, exchanged)
     return Broken(
         other,
         expected=f"the gradient of {enumerated([*own])} averaged over the ranks",
         observed=f"{values[0]} on rank 0 and {values[1]} on rank 1 at {first}, each from the rank's own samples"
-        + "".join(f", despite {one}" for one in averaged),
+        + "".join(f", despite {one}" for one in exchanged[-1:]),
         why="the samples of one rank are only a part of the batch",
-        shows=(*averaged, first, other),
+        shows=(*exchanged[-1:], first, other),
         effect="The ranks train different models from now on.",
+        fault="averages copies of the gradients over the ranks, and steps with the gradients themselves"
+        if lost
+        else "",
+        advice="write the averages back into `.grad`, or all-reduce `.grad` itself" if lost else "",
+        edit="add the copy of the averages into `.grad` above clip|step" if lost else "",
     )
+
+
+def _are_copies(window: Window, own: Collection[str], exchanged: Sequence[trace.Exchange]) -> bool:
+    """Whether as many numbers are averaged as there are gradients, though these stay the rank's own."""
+    last = max((end.seq for end in window.of(trace.BackwardEnd)), default=0)
+    averaged = sum(one.elements for one in exchanged if one.seq > last)
+    gradients = _final_gradients(window) or ()
+    # One or two numbers may be of a log, or counts of samples.
+    return averaged >= sum(one is not None for one in gradients) and len(own) > 2
 
 
 def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import count
 
 from conformance.oracle.affine import Affine, Interval, square_root
 from conformance.oracle.faults.catalogue import Fault, computes_roughly, decays, fault
@@ -168,16 +169,10 @@ settings(
 )
 
 
-def _steps_several(problem: Problem) -> bool:
-    """Whether there are several parameters, and every step updates all of them."""
-    tensors = problem.workload.model.tensors
-    return len(tensors) > 1 and all(not one.frozen and one.block is None for one in tensors)
-
-
 @fault(
     "counts a step of AdamW for each parameter instead of one for all",
     steps_with(AdamW),
-    _steps_several,
+    lambda problem: len(problem.workload.model.tensors) > 1,
     fix="count a step once, before the loop over the parameters",
     why="Each parameter's bias correction is that of a later step",
     edit=EDIT,
@@ -186,18 +181,13 @@ def _steps_several(problem: Problem) -> bool:
 class StepsCountedByParameter(Recurrence):
     @cached_property
     def rules(self) -> list[tuple[Rule, list[int]]]:
-        several = len(self.tensors)
+        steps = count()
 
         class Counting(AdamWRule):
-            number = 0
-
             def step(self, weights: Affine, gradient: Affine, lr: Fraction) -> Affine:
-                self.steps += self.number if not self.steps else several - 1
+                self.steps = next(steps)
                 return super().step(weights, gradient, lr)
 
-        found = list[tuple[Rule, list[int]]]()
-        for tensor in self.tensors:
-            rule = Counting(self.optimizer_of(tensor), self.problem.precision.master, self.ledger)
-            rule.number = tensor
-            found.append((rule, [tensor]))
-        return found
+        in_turn = sorted(self.tensors, key=self.group_of)
+        fmt, ledger = self.problem.precision.master, self.ledger
+        return [(Counting(self.optimizer_of(tensor), fmt, ledger), [tensor]) for tensor in in_turn]

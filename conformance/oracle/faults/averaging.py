@@ -23,7 +23,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     "sums the ranks' gradients instead of averaging them",
     distributed,
     at="exchange",
-    fix="divide by the number of ranks once; DDP and Horovod already do, so multiply by it nowhere",
+    fix="divide by the number of ranks once; DDP, FSDP and Horovod already do, so multiply by it nowhere",
     why="A sum over ranks is the mean times the number of ranks",
     edit="find the divisor at or above backward",
 )
@@ -36,9 +36,9 @@ class SumOverRanks(Recurrence):
     "divides by the world size twice",
     distributed,
     at="exchange",
-    fix="remove your own division by the number of ranks; DDP and Horovod average already",
+    fix="divide by what one rank has, not by what all have; DDP, FSDP and Horovod average over the ranks already",
     why="The second division makes the mean smaller by the number of ranks",
-    edit="find your own division by the number of ranks at or above step",
+    edit="find your own division by the number of ranks or by a count of all ranks at or above step",
 )
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:

@@ -362,3 +362,33 @@ class UnscaledTwice(Recurrence):
 )
 class UnscaledTwiceToClip(UnscaledTwice):
     pass
+
+
+def _grows(problem: Problem) -> bool:
+    return problem.precision.scaled and problem.workload.scale.growth_interval < len(problem.windows)
+
+
+class _UnscaledByAnother(Recurrence):
+    """Divides gradients by the loss scale of another window, ``away`` from their own."""
+
+    away: int
+
+    def over_samples(self, window: Window) -> Fraction:
+        seen = () if self.history is None else self.history.scales
+        # The scaler of a recurrence is updated before the step.
+        scales = dict(enumerate([*self._scales, *seen[len(self._scales) :], self._scaler.scale]))
+        return super().over_samples(window) * self.loss_scale / scales.get(window.index + self.away, self.loss_scale)
+
+
+for _name, _away, _what in (
+    ("Next", 1, "after its update, which is for the next window"),
+    ("Old", -1, "of the window before"),
+):
+    fault(
+        f"divides gradients by the loss scale {_what}",
+        _grows,
+        fix="divide gradients by the scale that their loss was multiplied by, and update it after that",
+        why="Where the scale changes, gradients are wrong by the ratio of the two scales",
+        edit="find the division by the loss scale at or above clip|step",
+        among=RARE,
+    )(type(f"UnscaledBy{_name}Scale", (_UnscaledByAnother,), {"away": _away}))
