@@ -133,7 +133,7 @@ def _window(judgement: Judgement) -> int | None:
 #: The calls that a person may have to edit.
 _CALLS: tuple[type[Event], ...] = (
     *(trace.Wrap, trace.NoSyncEnter, trace.Forward, trace.BackwardBegin, trace.Unscale, trace.Clip),
-    *(trace.Step, trace.Update, trace.Schedule, trace.ZeroGrad),
+    *(trace.GradientChange, trace.Step, trace.Update, trace.Schedule, trace.ZeroGrad),
 )
 
 

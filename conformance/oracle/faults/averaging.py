@@ -25,7 +25,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     at="exchange",
     fix="divide by the number of ranks once; DDP, FSDP and Horovod already do, so multiply by it nowhere",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:

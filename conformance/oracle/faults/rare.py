@@ -169,7 +169,7 @@ for _name, _what, _fix, _condition, _divisor in _WRONG_DIVISORS:
         _is_other(_divisor),
         fix=_fix,
         why="Gradients are wrong by the ratio of the two divisors",
-        edit="find the divisor at or above backward",
+        edit="find the divisor at or above gradient_change|backward",
         among=RARE,
     )(type(f"DividesBy{_name}", (_OtherDivisor,), {"divisor": _divisor}))
 
@@ -250,7 +250,7 @@ for _name, _what, _condition, _others in _OTHERS:
         _condition,
         fix="set the count of samples, or of their weight, to zero before each window",
         why="The count includes other windows, so the gradients are too small",
-        edit="find the divisor at or above backward",
+        edit="find the divisor at or above gradient_change|backward",
         among=RARE,
     )(type(f"Counts{_name}", (_CountsOtherWindows,), {"others": _others}))
 

@@ -23,7 +23,7 @@ def _weighted(problem: Problem) -> bool:
     lambda problem: accumulating(problem) or distributed(problem),
     fix="divide each sum of losses by the weight of the window on all ranks",
     why="A sample in a light micro-batch counts more than in a heavy one",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -36,7 +36,7 @@ class MeanOfMicroBatchMeans(Recurrence):
     distributed,
     fix="divide each sum of losses by the weight of the window on all ranks",
     why="A sample on a light rank counts more than on a heavy one",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -74,7 +74,7 @@ def _totals_differ(problem: Problem) -> bool:
     _weighted,
     fix="divide by the sum of the weights, not by the number of samples",
     why="The number of samples is not the sum of their weights, so all gradients have a wrong factor",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class SamplesForWeight(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -87,7 +87,7 @@ class SamplesForWeight(Recurrence):
     _totals_differ,
     fix="sum the weights of each window",
     why="Windows of another weight get gradients that are wrong by the ratio of the two",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class WeightOfFirstWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -101,7 +101,7 @@ class WeightOfFirstWindow(Recurrence):
     distributed,
     fix="all-reduce the weights of the window, and divide by their sum",
     why="Each rank's loss is divided by rank 0's weight instead of the sum over ranks",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -115,7 +115,7 @@ class WeightOfRankZero(Recurrence):
     _weighted,
     fix="count targets after the shift: the first one of a row is never predicted",
     why="The divisor is too large by one target for each sample",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class NeverPredictedCounted(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -128,7 +128,7 @@ class NeverPredictedCounted(Recurrence):
     _totals_differ,
     fix="count the samples, or their weight, of each window before its loss is divided",
     why="Windows of another size get gradients that are wrong by the ratio of the two",
-    edit="find the divisor at or above backward",
+    edit="find the divisor at or above gradient_change|backward",
 )
 class TotalOfWindowBefore(Recurrence):
     _before: Fraction | None = None
