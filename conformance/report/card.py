@@ -19,7 +19,19 @@ from .edits import Edit, edit_of, in_names
 from .effect import effect
 from .grouping import Failure, failures, failures_of
 from .laws import page_of, some_ranks
-from .places import RAISED, RESUMES, SAVES, Place, calls_of, each_once, kind_of, looked_at, own_line, own_place
+from .places import (
+    CALLED_FROM,
+    RAISED,
+    RESUMES,
+    SAVES,
+    Place,
+    calls_of,
+    each_once,
+    kind_of,
+    looked_at,
+    own_line,
+    own_place,
+)
 from .signs import OR, Cause
 from .text import capitalized, cut, distinct, number, one_line, plural, visible
 
@@ -111,7 +123,7 @@ class Card:
         for place in self.places:
             # The headline has the line, or its file.
             # Lines besides the edit only say where to look.
-            has_code = place.text and not self.edit
+            has_code = place.text and (not self.edit or place.label == CALLED_FROM)
             is_told = place.at in headline or (has_code and place.at.rpartition(":")[0] == file)
             if not is_told:
                 yield Part(place.label, place.at, "place")

@@ -24,7 +24,7 @@ from conformance.verdict import timeline as drawn
 from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
-from conformance.verdict.paths import shortened, text_of
+from conformance.verdict.paths import call_of, shortened, text_of
 from conformance.workloads.precision import Format
 
 
@@ -46,6 +46,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
 
 def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: str) -> Finding:
     law, broken = finding.law, finding.broken
+    at = _called(broken.event, run, target) or result_lines.Lines("")
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
         law=law.id,
@@ -60,13 +61,31 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
         effect=broken.effect,
         numbers=numbers if law.level == "MUST" else None,
         window=finding.window,
-        where=None if broken.event.where is None else broken.event.line,
-        source=source_of(broken.event, target),
+        where=at.where or None,
+        source=at.source,
         slice=drawn.moments(shown, [broken.event]),
         fault=broken.fault,
         advice=broken.advice,
         origin=_line(broken.origin, target),
         edit=broken.edit,
+    )
+
+
+def _called(event: Event, run: Run, target: str) -> result_lines.Lines | None:
+    """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
+    neither a backward nor a step is in it, and one line calls it."""
+    own = _line(event, target)
+    if own is None or event.where is None or event.called_from is not None:
+        return own
+    path, _, function = event.where
+    steps = (one for one in run.ranks[event.rank].events if isinstance(one, (BackwardBegin, trace.Step)))
+    training = {one.where[2] for one in steps if one.where is not None and one.where[0] == path}
+    line = call_of(path, function, _folder(target)) if training and function not in training else None
+    if line is None:
+        return own
+    text = text_of(path, line, _folder(target))
+    return result_lines.Lines(
+        f"{own.where}, called from {path}:{line}", (*own.source, text) if own.source and text else ()
     )
 
 

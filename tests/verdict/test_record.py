@@ -7,7 +7,7 @@ import pytest
 from conformance.results import ResultsWriter, read_results
 from conformance.results.plain import plain
 from conformance.results.result_lines import Collective, Header
-from conformance.verdict.record import record
+from conformance.verdict.record import _called, record
 
 HEADER = Header(tool="trainer-conformance", version="0", started="now", command="conformance run", planned=1)
 
@@ -132,6 +132,28 @@ def test_the_steps_shown_are_those_of_the_rank_that_differs(follow):
     assert case.first_difference.step == 3
     wrong, *others = case.steps[3].gradient_error
     assert wrong > 0.5 > max(others)
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "where"),
+    [
+        ("reset", 1, "train.py:2, called from train.py:5"),
+        ("Loop.reset", 1, "train.py:2, called from train.py:5"),
+        ("reset", 2, "train.py:2"),
+        # The steps are in it too.
+        ("train", 1, "train.py:2"),
+        ("<lambda>", 1, "train.py:2"),
+    ],
+)
+def test_a_helper_of_the_loop_is_shown_with_its_only_call(follow, tmp_path, function, calls, where):
+    (tmp_path / "train.py").write_text("def reset():\n    clear()\n\ndef train():\n" + "    reset()\n" * calls)
+    run = follow("single-acc2-fp32-momentum")
+    run.of("zero_grad")[0]["where"] = ["train.py", 2, function]
+    [judged] = run.judged().runs
+    event = next(event for event in judged.ranks[0].events if event.event == "zero_grad")
+    found = _called(event, judged, f"{tmp_path / 'train.py'}:train")
+    assert found.where == where
+    assert len(found.source) == len(where.split(", called from "))
 
 
 def test_of_a_long_run_the_first_wrong_step_is_kept(follow):

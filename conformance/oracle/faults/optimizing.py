@@ -61,7 +61,7 @@ class FrozenDecay(Recurrence):
     _unfreezes,
     fix="give unfrozen parameters to the optimizer, with `add_param_group` or from the start",
     why="The optimizer does not hold these parameters, so they never change",
-    edit="find `requires_grad` at or above step",
+    edit="find `requires_grad_` at or above step",
 )
 class NeverUnfreezes(Recurrence):
     def trains(self, tensor: int, window: int) -> bool:
