@@ -146,7 +146,9 @@ def _named(code: str, known: Mapping[str, Place], *stepping: Place | None) -> st
     if (step := next((found for line in lines if (found := _STEP.fullmatch(line))), None)) is not None:
         names["optimizer"] = step["of"] or step["by"]
         names |= {"scaler": step["by"]} if step["of"] else {}
-    if "schedule" in known and (step := _STEP.fullmatch(known["schedule"].own)) is not None:
+    schedule = known.get("schedule", known.get("it"))
+    step = None if schedule is None else _STEP.fullmatch(schedule.own)
+    if step is not None and step["by"] not in names.values():
         names["scheduler"] = step["by"]
     return re.sub(r"\b(optimizer|scaler|scheduler)\b(?=[.)])", lambda name: names.get(name[1], name[1]), code)
 

@@ -154,7 +154,7 @@ def test_what_a_finding_is_about_is_marked_alone(findings):
 
 def test_the_page_has_verdict_causes_timelines_and_curves(findings):
     text = page(findings, COMMAND)
-    assert '<h1 class="t-bad">&lt;train&gt;.py: does not conform</h1>' in text
+    assert '<h1 class="t-bad">&lt;train&gt;.py does not conform</h1>' in text
     # A list of one problem would repeat its card.
     assert len(findings.causes) == 1 and 'class="why"' not in text
     assert "Correct: ranks in window 0" in text
@@ -236,7 +236,7 @@ def test_a_right_script_leaves_no_failure():
     [suite] = ElementTree.fromstring(junit(findings, COMMAND))
     assert (suite.get("tests"), suite.get("failures")) == ("1", "0")
     assert list(workflow_commands(digest(findings, COMMAND))) == []
-    assert '<h1 class="t-good">&lt;train&gt;.py: conforms</h1>' in page(findings, COMMAND)
+    assert '<h1 class="t-good">&lt;train&gt;.py conforms</h1>' in page(findings, COMMAND)
 
 
 def test_a_long_window_keeps_its_end():

@@ -149,4 +149,9 @@ addEventListener("hashchange", follow);
 addEventListener("click", (event) => {
   if (event.target.closest('a[href^="#"]')?.hash === location.hash) follow();
 });
+for (const marked of document.querySelectorAll(".lanes .marked")) {
+  const box = marked.closest(".scroll");
+  const [inner, outer] = [marked, box].map((one) => one.getBoundingClientRect().right);
+  if (box.scrollLeft === 0) box.scrollLeft = Math.max(0, inner - outer);
+}
 follow();

@@ -37,7 +37,7 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
     return Digest(
         tool=("trainer-conformance", version("trainer-conformance")),
         command=command_line,
-        summary=_summary(of, findings, command),
+        summary=_summary(of, findings),
         cut_off=None,
         cards=cards(of.causes, findings, command_line),
         rules={law.id: law.says for law in LAWS.values()},
@@ -47,12 +47,17 @@ def digest(findings: Findings, command: Sequence[str], expected: Expected | None
     )
 
 
-def _summary(of: Outcome, findings: Findings, command: Sequence[str]) -> Summary:
+def _summary(of: Outcome, findings: Findings) -> Summary:
     """The verdict; a question comes before it."""
     asked = len(open_cards(of.rows, findings)) if of.verdict == "CONFORMS" else 0
-    title, tone = of.verdict, _TONES["UNDECIDED" if asked else of.verdict]
-    said = ": ".join(filter(None, [subject(command), headline(of, findings)]))
-    return Summary(f"{plural(asked, 'question')}, otherwise {title}" if asked else title, said, tone)
+    title = f"{plural(asked, 'question')}, otherwise {of.verdict}" if asked else of.verdict
+    return Summary(title, headline(of, findings), _TONES["UNDECIDED" if asked else of.verdict])
+
+
+def first_line(whole: Digest, command: Sequence[str]) -> tuple[str, str]:
+    """The verdict, and what it is on."""
+    said = ": ".join(filter(None, [subject(command), whole.summary.detail]))
+    return whole.summary.title, f": {one_line(said)}"
 
 
 def subject(command: Sequence[str]) -> str:
@@ -132,7 +137,7 @@ def lacks(findings: Findings) -> list[str]:
 def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | None = None) -> Iterator[str]:
     """Plain text, each line safe to print."""
     whole, of = digest(findings, command, expected), outcome(findings, expected)
-    yield f"{whole.summary.title}: {whole.summary.detail}"
+    yield "".join(first_line(whole, command))
     for card in whole.cards:
         yield from ("", *card.lines())
     asked = open_cards(of.rows, findings)

@@ -31,7 +31,7 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
         .render(
             tool=whole.tool,
             whole=whole,
-            headline=f"{name}: {whole.summary.title.lower()}" if (name := subject(command)) else whole.summary.title,
+            headline=_headline(subject(command), whole.summary.title),
             rows=[(row, row_texts(row, findings), _card_of(row, of, questions)) for row in of.listed],
             questions=questions,
             asks_of_rates=any(row.of == Property.SCHEDULE and row.state != "PROVEN" for row in of.rows),
@@ -44,6 +44,12 @@ def page(findings: Findings, command: Sequence[str], expected: Expected | None =
             size=f"0 0 {WIDTH} {_HEIGHT}",
         )
     )
+
+
+def _headline(name: str, title: str) -> str:
+    if not name:
+        return title
+    return f"{name}{'' if title in ('CONFORMS', 'DOES NOT CONFORM') else ':'} {title.lower()}"
 
 
 def _card_of(row: Row, of: Outcome, questions: Sequence[Card]) -> int | None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from conformance.report.terminal import print_card
 from conformance.report.text import STYLES, one_line, print_beside
 from conformance.watch.judging.findings import Findings
-from conformance.watch.report.digest import digest, lacks, row_texts
+from conformance.watch.report.digest import digest, first_line, lacks, row_texts
 from conformance.watch.report.watch_cards import open_cards
 from conformance.watch.verdict import Expected, Outcome, outcome
 
@@ -21,8 +21,8 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
     """Prints the verdict, each problem, and a row for each property."""
     whole, of = digest(findings, command, expected), outcome(findings, expected)
     style = f"bold {STYLES[whole.summary.tone]}"
-    headline = Text.assemble((whole.summary.title, style), f": {one_line(whole.summary.detail)}")
-    print_beside(Text(), headline, console)
+    verdict, said = first_line(whole, command)
+    print_beside(Text(), Text.assemble((verdict, style), said), console)
     shown = [*whole.cards, *open_cards(of.rows, findings)]
     for card in shown:
         print_card(card, console, has_verdict=False)
