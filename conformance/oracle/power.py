@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from conformance.oracle.accepted_readings import Reading
 from conformance.oracle.affine import Affine, Enclosure, Gap, Unbounded
-from conformance.oracle.faults import Fault, applicable
+from conformance.oracle.faults import CATALOGUE, Fault, applicable
 from conformance.oracle.recurrence import Deviation, Recurrence, Step, Trajectory
 from conformance.workloads.kept_answers import ANSWERS
 from conformance.workloads.layout import Window
@@ -109,7 +109,9 @@ def power(reading: Reading, right: Trajectory, limit: int | None = None, *, by_w
     key = ("power", reading, right.history, right.skips, limit, by_weights)
     gap, name = ANSWERS.get(key, partial(_nearest, reading, right, limit, by_weights=by_weights))
     # A fault has code, which is not kept.
-    return next((Power(gap, fault) for fault in applicable(reading.problem) if fault.name == name), None)
+    return next(
+        (Power(gap, fault) for fault in CATALOGUE if fault.name == name and fault.applies(reading.problem)), None
+    )
 
 
 def _nearest(reading: Reading, right: Trajectory, limit: int | None, *, by_weights: bool) -> tuple[Gap, str | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain, cycle, islice, product
@@ -15,10 +15,7 @@ from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.workloads.kept_answers import ANSWERS
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
-from conformance.workloads.workload import Sample
 
-#: Row numbers by features: a row shows no target.
-_Numbers = Mapping[tuple[object, ...], int]
 _Rows = Sequence[int | None]
 
 
@@ -26,11 +23,10 @@ def as_dealt(problem: Problem, ranks: Sequence[RankEvidence]) -> Problem:
     """The problem with last windows split evenly, if ranks that should have no samples of them trained on some."""
     if not problem.layout.in_whole_shares:
         return problem
-    numbers = row_numbers(problem)
-    for last, read in zip(problem.ends, _read_last(problem, ranks, numbers), strict=False):
+    for last, read in zip(problem.ends, _read_last(problem, ranks), strict=False):
         if not any(rows for rows, share in zip(read, last.shares, strict=True) if not share):
             return problem
-        if Counter(chain.from_iterable(read)) != Counter(numbers[sample.x] for sample in last.batch):
+        if Counter(chain.from_iterable(read)) != Counter(problem.workload.rows[at] for at in last.samples):
             return problem
     return replace(problem, layout=replace(problem.layout, in_whole_shares=False))
 
@@ -44,9 +40,8 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
     """
     if all(len(window.batch) == problem.workload.batch_size for window in problem.ends):
         return []
-    numbers = row_numbers(problem)
-    read = _read_last(problem, ranks, numbers)
-    repeated = [_repeated(problem, last, rows, numbers) for last, rows in zip(problem.ends, read, strict=False)]
+    read = _read_last(problem, ranks)
+    repeated = [_repeated(problem, last, rows) for last, rows in zip(problem.ends, read, strict=False)]
     found = list[Ends]()
     for of_epochs in product(*repeated) if repeated else ():
         filled = map(partial(problem.layout.filled_up, problem.workload), problem.ends, of_epochs)
@@ -56,38 +51,29 @@ def padded(problem: Problem, ranks: Sequence[RankEvidence]) -> list[Ends]:
     return found
 
 
-def _repeated(problem: Problem, last: Window, read: Sequence[_Rows], numbers: _Numbers) -> list[tuple[int, ...]]:
+def _repeated(problem: Problem, last: Window, read: Sequence[_Rows]) -> list[tuple[int, ...]]:
     """The samples that ranks may have repeated in the last window of an epoch; empty if none."""
     size = problem.layout.accumulation * problem.layout.micro_batch_size
-    planned = Counter[int | None](numbers[sample.x] for sample in last.batch)
+    planned = Counter[int | None](problem.workload.rows[at] for at in last.samples)
     trained = Counter(chain.from_iterable(read))
     repeated = trained - planned
     if len(last.batch) == last.world_size * size or not repeated or None in repeated or planned - trained:
         return []
     if any(len(rows) > size for rows in read):
         return []
-    samples = list(chain.from_iterable(problem.workload.batches))
-    of_all = _by_row(enumerate(samples), numbers)
-    of_window = of_all | _by_row(zip(last.samples, last.batch, strict=True), numbers)
+    of_all = _by_row(problem, range(problem.workload.samples))
+    of_window = of_all | _by_row(problem, last.samples)
     taken = [
         tuple(chain.from_iterable(islice(cycle(of_rows[row]), count) for row, count in repeated.items()))
         for of_rows in (of_window, of_all)
     ]
     if any(len(of_all[row]) > 1 for row in repeated):
-        before = [_read_before(problem, last, rank, rows, numbers) for rank, rows in enumerate(read)]
+        before = [_read_before(problem, last, rank, rows) for rank, rows in enumerate(read)]
         taken += [tuple(chain(*one)) for one in zip(*before, strict=True)]
     return list(dict.fromkeys(one for one in taken if len(one) == repeated.total()))
 
 
-def row_numbers(problem: Problem) -> _Numbers:
-    """The recorder's row numbers: in the order of the samples; equal features share a number."""
-    numbers: dict[tuple[object, ...], int] = {}
-    for sample in chain(*problem.workload.batches):
-        numbers.setdefault(sample.x, len(numbers))
-    return numbers
-
-
-def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Numbers) -> list[list[_Rows]]:
+def _read_last(problem: Problem, ranks: Sequence[RankEvidence]) -> list[list[_Rows]]:
     """The rows that each rank trained on in the last window of each epoch, if every epoch has the same surplus or lack
     of rows; empty if a rank read other rows than planned before it."""
     read, found = [_rows(rank) for rank in ranks], list[list[_Rows]]()
@@ -103,7 +89,7 @@ def _read_last(problem: Problem, ranks: Sequence[RankEvidence], numbers: _Number
             positions[rank] = end
         before = [sum(map(len, chain(*(window.shares[rank] for window in earlier)))) for rank in range(len(read))]
         before_last = Counter(chain.from_iterable(rows[:count] for rows, count in zip(of_epoch, before, strict=True)))
-        if before_last != Counter(numbers[sample.x] for window in earlier for sample in window.batch):
+        if before_last != Counter(problem.workload.rows[at] for window in earlier for at in window.samples):
             return []
         found.append([rows[count:] for rows, count in zip(of_epoch, before, strict=True)])
     return found
@@ -114,26 +100,23 @@ def _rows(rank: RankEvidence) -> _Rows:
     return [row for event in rank.events.forwards for row in event.rows]
 
 
-def _by_row(samples: Iterable[tuple[int, Sample]], numbers: _Numbers) -> defaultdict[int | None, list[int]]:
+def _by_row(problem: Problem, samples: Iterable[int]) -> defaultdict[int | None, list[int]]:
     """The numbers of the samples of each row, in order."""
     found = defaultdict[int | None, list[int]](list)
-    for number, sample in samples:
-        found[numbers[sample.x]].append(number)
+    for number in samples:
+        found[problem.workload.rows[number]].append(number)
     return found
 
 
-def _read_before(
-    problem: Problem, last: Window, rank: int, rows: _Rows, numbers: _Numbers
-) -> tuple[Sequence[int], Sequence[int]]:
+def _read_before(problem: Problem, last: Window, rank: int, rows: _Rows) -> tuple[Sequence[int], Sequence[int]]:
     """The samples that `rank` may have read after its own share of a last window: the first and the last consecutive
     samples of its epoch with these rows; empty if there are none."""
     windows = [window for window in problem.windows if window.epoch == last.epoch]
-    samples = [
-        (window.samples[index], window.batch[index]) for window in windows for index in chain(*window.shares[rank])
-    ]
+    row_of = problem.workload.rows
+    samples = [window.samples[index] for window in windows for index in chain(*window.shares[rank])]
     further = rows[sum(map(len, last.shares[rank])) :]
     runs = (samples[begin : begin + len(further)] for begin in range(len(samples) - len(further) + 1))
-    found = [[number for number, _ in run] for run in runs if [numbers[sample.x] for _, sample in run] == further]
+    found = [run for run in runs if [row_of[number] for number in run] == further]
     return (found[0], found[-1]) if found else ((), ())
 
 

@@ -27,6 +27,7 @@ from conformance.trace.events import Clip, Optimizer
 from conformance.verdict.combinations import Combination, combination
 from conformance.verdict.comparison import Difference, outside
 from conformance.verdict.evidence import RankEvidence, exactly
+from conformance.workloads.kept_answers import ANSWERS
 from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
@@ -60,8 +61,12 @@ class Suspects:
 
 def acquitted(reading: Reading, right: Trajectory) -> Suspects:
     """The suspects of a case with correct numbers and sufficient power: rules out all faults that bounds exclude."""
-    known, is_exact = applicable(reading.problem), right.certificate.exact
-    return Suspects(ruled_out=tuple(fault.name for fault in known if is_exact or not fault.is_fine(reading.problem)))
+    problem, is_exact = reading.problem, right.certificate.exact
+
+    def excluded() -> tuple[str, ...]:
+        return tuple(fault.name for fault in applicable(problem) if is_exact or not fault.is_fine(problem))
+
+    return Suspects(ruled_out=ANSWERS.get(("excluded", problem, is_exact), excluded))
 
 
 def suspects(

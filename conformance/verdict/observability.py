@@ -12,7 +12,6 @@ from conformance.oracle.recurrence import Trajectory
 from conformance.results.result_lines import Vector
 from conformance.trace import events as trace
 from conformance.trace.events import Collective, Finished, Start
-from conformance.verdict.answers import row_numbers
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
 from conformance.verdict.reported import ends_unstepped, is_at_start, never_written, unreported
@@ -198,8 +197,8 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
     for event in rank.events.forwards:
         if event.window is not None:
             rows[event.window] += event.rows
-    windows, of = case.problem.windows, row_numbers(case.problem)
-    batches = {window.index: {of[sample.x] for sample in window.batch} for window in windows}
+    windows, of = case.problem.windows, case.problem.workload.rows
+    batches = {window.index: {of[at] for at in window.samples} for window in windows}
     number = rank.number
     planned = {window.index: sum(map(len, window.shares[number])) for window in windows if number < window.world_size}
     return all(

@@ -14,7 +14,6 @@ from conformance.trace.hindsight.by_steps import stretches
 from conformance.trace.hindsight.lineage import without_copies, without_rehearsals
 from conformance.trace.hindsight.training import forwarded, trained
 from conformance.trace.lives import Events, lives
-from conformance.verdict.answers import row_numbers
 from conformance.verdict.evidence import RankEvidence, cleared, named
 from conformance.verdict.judgement import OTHER_ORDER, POSITION, Told
 from conformance.workloads.behaviour import Way
@@ -92,11 +91,11 @@ def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | N
 
 def _reads_its_own(case: Case, rank: RankEvidence) -> bool:
     """Whether a rank reads only its own windows, epoch after epoch; it may leave some out, or read beyond the plan."""
-    row_of, epoch = row_numbers(case.problem), 0
+    row_of, epoch = case.problem.workload.rows, 0
     own: dict[int, list[set[int]]] = defaultdict(list)
     for window in case.problem.windows:
         if rank.number < window.world_size:
-            own[window.epoch].append({row_of[window.batch[at].x] for at in chain(*window.shares[rank.number])})
+            own[window.epoch].append({row_of[window.samples[at]] for at in chain(*window.shares[rank.number])})
     for event in rank.events.forwards:
         while epoch in own and not any(share.issuperset(event.rows) for share in own[epoch]):
             epoch += 1
@@ -105,8 +104,8 @@ def _reads_its_own(case: Case, rank: RankEvidence) -> bool:
 
 def _planned(case: Case) -> list[Counter[int]]:
     """The rows of each window."""
-    row_of = row_numbers(case.problem)
-    return [Counter(row_of[sample.x] for sample in window.batch) for window in case.problem.windows]
+    row_of = case.problem.workload.rows
+    return [Counter(row_of[at] for at in window.samples) for window in case.problem.windows]
 
 
 def as_read(case: Case, outcome: Outcome) -> tuple[Case, Outcome]:

@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from conformance.cases.case import Case
 from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Forward, ZeroGrad
-from conformance.verdict.answers import row_numbers
 from conformance.verdict.evidence import RankEvidence, at, place
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.reading_plan import rows
@@ -27,11 +26,11 @@ def left_over(
     ``repeats``: only older gradients of samples that the rank also reads in the window count. A rank that reads other
     ranks' samples has no reason to read its own twice.
     """
-    row_of = row_numbers(case.problem)
+    row_of = case.problem.workload.rows
     for rank in ranks:
         number = rank.number
         planned = Counter(
-            row_of[one.batch[index].x]
+            row_of[one.samples[index]]
             for one in case.problem.windows[window : window + 1]
             for share in one.shares[number : number + 1]
             for index in chain(*share)

@@ -226,6 +226,12 @@ class Workload(Training):
         """The samples of all batches."""
         return tuple(chain.from_iterable(self.batches))
 
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """The recorder's number of each sample's row: in the order of the samples; equal features share one."""
+        numbers: dict[Vector, int] = {}
+        return tuple(numbers.setdefault(sample.x, len(numbers)) for sample in self.data)
+
     @property
     def samples(self) -> int:
         """The number of samples in one epoch."""
