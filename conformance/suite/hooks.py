@@ -60,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    # Pytest then looks for garbage five times, in objects that end with the process.
+    gc.freeze()
     ANSWERS.folder = None
     if (servers := config.stash.get(SERVERS, None)) is not None:
         servers.close()

@@ -146,7 +146,19 @@ def test_parameters_without_gradients_or_steps(trains, expected):
 def test_an_open_fact_of_an_optimizer_has_the_line_that_makes_it():
     # An optimizer that exists before is noted first, at another line.
     older = torch.optim.SGD(network().parameters(), lr=0.1)
-    for trains, code in ((HEAD, "coverage.unheld"), (partial(steps, held=with_unused), "coverage.no-gradient")):
+
+    def after_a_short_training():
+        model = network()
+        other = torch.optim.Adam(model.parameters())
+        loss(model).backward()
+        other.step()
+        HEAD()
+
+    for trains, code in (
+        (HEAD, "coverage.unheld"),
+        (after_a_short_training, "coverage.unheld"),
+        (partial(steps, held=with_unused), "coverage.no-gradient"),
+    ):
         path, line, *_ = watched(trains).open[code].site
         assert path.endswith("test_coverage.py")
         assert "torch.optim.SGD(held(model)" in linecache.getline(__file__, line)
@@ -155,7 +167,7 @@ def test_an_open_fact_of_an_optimizer_has_the_line_that_makes_it():
 
 def test_the_first_line_says_what_to_check():
     first, *_ = lines(watched(HEAD))
-    assert first.startswith("CONFORMS: 1 question: 2 of 4 parameters with gradients belong to no optimizer")
+    assert first.startswith("1 question, otherwise CONFORMS: 2 of 4 parameters with gradients belong to no optimizer")
     assert re.search(r"test_coverage\.py:\d+\)\. Is this intended\? .* steps used the correct gradients\.$", first)
 
 

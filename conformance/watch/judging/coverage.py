@@ -149,25 +149,25 @@ class Coverage(OneRank):
         # Of an optimizer that never steps because others step its parameters.
         self._open("coverage.of-no-step", stream, stream.ever - used - known, None)
         if stream.unheld is not None and (unfrozen := stream.unheld.unfrozen):
-            self._stays(rank, said("held.unfrozen", count=len(unfrozen), names=unfrozen))
+            self._stays(rank, said("held.unfrozen", count=len(unfrozen), names=unfrozen), self._main(stream))
         if unheld:
             trained = _of_optimizers(stream) & stream.last_used.keys()
             says = said("coverage.unheld", count=len(unheld), all=len(unheld) + len(trained), names=unheld)
-            self._findings.leave_open(says, len(unheld), site=self._first)
+            self._findings.leave_open(says, len(unheld), site=self._main(stream))
         if end.is_whole:
             self._open_behind(stream)
             self._judge_detached(rank, stream)
 
-    @property
-    def _first(self) -> records.Site:
-        """The line that made the first optimizer, which may lack parameters: one that steps, if any does."""
-        made = [of for of in self._of.values() if of.at is not None]
-        return next((of.at for of in [*filter(lambda of: of.first, made), *made]), None)
+    def _main(self, stream: Stream) -> records.Site:
+        """The line that made the optimizer with the most steps, which may lack parameters."""
+        made = [number for number, of in self._of.items() if of.at is not None]
+        return self._of[max(made, key=lambda number: stream.steps.get(number, 0))].at if made else None
 
-    def _stays(self, rank: int, says: Said, step: int | None = None, optimizer: int | None = None) -> None:
+    def _stays(
+        self, rank: int, says: Said, site: records.Site, step: int | None = None, optimizer: int | None = None
+    ) -> None:
         """Reports parameters of the model that no step updates."""
         effect = said("held.stays", count=says.values["count"])
-        site = self._first if optimizer is None else self._of[optimizer].first
         self._findings.add(Finding("watch/held", says, step, (rank,), site, effect, optimizer))
 
     def _judge_stale(self, rank: int, stream: Stream, stale: records.Stale) -> None:
@@ -199,7 +199,7 @@ class Coverage(OneRank):
         are_replaced = idle == held and not shapes - others if last else shapes == others
         if stream.unheld is not None and shapes and are_replaced:
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
-            self._stays(rank, says, last or None, optimizer)
+            self._stays(rank, says, self._of[optimizer].first, last or None, optimizer)
 
     def _open_idle(self, stream: Stream, optimizer: int, unheld: list[str]) -> list[str]:
         """Leaves open parameters of an optimizer that have no gradients at its steps. unheld: the names of those with
@@ -228,7 +228,7 @@ class Coverage(OneRank):
         if some:
             names = [stream.parameters[number].name or f"parameter {number}" for number in sorted(some)]
             every = stream.parameters if optimizer is None else stream.held[optimizer]
-            site = self._first if optimizer is None else self._of[optimizer].at
+            site = self._main(stream) if optimizer is None else self._of[optimizer].at
             self._findings.leave_open(
                 said(code, count=len(some), all=len(every), names=names, step=step), len(some), step, site
             )
