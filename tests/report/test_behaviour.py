@@ -37,7 +37,7 @@ def test_what_costs_the_user_something_and_is_not_declared_is_a_warning(read, pa
     assert "! drops a short last window and leaves its gradients behind" in text
     assert 'If this is intended, add `@trainer(last_window="carry")`' in text
     assert "2 cases, such as a." in text
-    assert "All 2 cases passed. 1 warning, under Behaviour." in text
+    assert "CONFORMS: ddp: All 2 cases passed. 1 warning, under Behaviour." in text
     content = page(cases)
     assert "Drops a short last window and leaves its gradients behind" in Page(content).text
     assert content.index('id="matrix"') < content.index('id="behaviour"') < content.index('id="facts"')

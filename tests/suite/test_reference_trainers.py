@@ -19,7 +19,7 @@ def test_they_pass(conformance, cases):
     assert {id for id, (verdict, _) in verdicts.items() if verdict == "PASS (exact)"} == exact, verdicts
     assert {id for id, (verdict, _) in verdicts.items() if verdict == "PASS (bounded)"} == set(CASES) - exact, verdicts
     assert (ended.code, ended.err) == (0, "")
-    assert "All 16 cases passed." in ended.out
+    assert "CONFORMS: All 16 cases passed." in ended.out
     for id, case in results.items():
         assert case.get("skips") == ([2] if id.endswith("overflow") else None)
         assert "first_difference" not in case

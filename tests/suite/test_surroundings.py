@@ -35,7 +35,7 @@ def test_foreign_files_and_options(command, write):
         [script, "run", target, "-n", "2", "--case", CASE], capture_output=True, text=True, env=environment, timeout=120
     )
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    assert "The only case passed." in ended.stdout
+    assert "CONFORMS: mine.py: The only case passed." in ended.stdout
 
 
 def test_progress_bar_in_a_terminal(command, write):
@@ -51,7 +51,7 @@ def test_progress_bar_in_a_terminal(command, write):
     assert "judging cases" in text
     assert "1/1" in text
     last = text.rpartition("judging cases")[2]
-    assert "The only case passed." in last
+    assert "CONFORMS: mine.py: The only case passed." in last
     assert "Report: conformance-report.html" in last
 
 

@@ -151,7 +151,7 @@ def test_what_is_not_declared_is_listed_and_never_passed(conformance, write, cas
     [(_, result)] = cases().items()
     assert (result["verdict"], ended.code) == ("UNSUPPORTED", 1)
     assert result["headline"] == "not supported by this trainer: backend horovod (supported: single, ddp)"
-    assert "UNDECIDED: " in ended.out
+    assert "UNDECIDED: mine.py: No case ran." in ended.out
 
 
 def test_conforming(conformance, write, cases):
@@ -159,7 +159,7 @@ def test_conforming(conformance, write, cases):
     target = write(f"assert os.getcwd() == {os.getcwd()!r}, os.getcwd()", name="mine.py")
     ended = conformance("run", target, "--case", CASE, "--output", "new/folder")
     assert (ended.code, ended.err) == (0, "")
-    assert "The only case passed." in ended.out
+    assert "CONFORMS: mine.py: The only case passed." in ended.out
     assert cases("new/folder")["mine", CASE]["verdict"] == "PASS (exact)"
     results = read_results("new/folder/conformance-results.jsonl")
     assert results.conforming

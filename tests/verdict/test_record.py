@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.report.signs import key_of
 from conformance.results import ResultsWriter, read_results
 from conformance.results.plain import plain
-from conformance.results.result_lines import Collective, Header
+from conformance.results.plain import record as read
+from conformance.results.result_lines import Collective, Finding, Header
 from conformance.verdict.record import _called, record
+
+from ..results import synthetic
 
 HEADER = Header(tool="trainer-conformance", version="0", started="now", command="conformance run", planned=1)
 
@@ -154,6 +158,20 @@ def test_a_helper_of_the_loop_is_shown_with_its_only_call(follow, tmp_path, func
     found = _called(event, judged, f"{tmp_path / 'train.py'}:train")
     assert found.where == where
     assert len(found.source) == len(where.split(", called from "))
+
+
+def test_two_lines_of_a_helper_are_one_problem(follow, tmp_path):
+    """The branches of a helper show a bug of the loop, which calls it once."""
+    (tmp_path / "train.py").write_text("def clip():\n    by_norm()\n    by_value()\n\ndef train():\n    clip()\n")
+    run = follow("single-acc2-fp32-momentum")
+    found = set()
+    for line in (2, 3):
+        run.of("zero_grad")[0]["where"] = ["train.py", line, "clip"]
+        [judged] = run.judged().runs
+        event = next(event for event in judged.ranks[0].events if event.event == "zero_grad")
+        where = _called(event, judged, f"{tmp_path / 'train.py'}:train").where
+        found.add(key_of(read(Finding, {**synthetic.finding("MUST"), "where": where})))
+    assert {key.partition("@")[2] for key in found} == {"train.py:6"}
 
 
 def test_of_a_long_run_the_first_wrong_step_is_kept(follow):

@@ -73,7 +73,7 @@ def test_a_script_without_steps_is_undecided(folder, source, says):
 def test_it_watches_as_many_steps_as_asked(folder, options, steps, judged):
     """Without a terminal, there is no progress line."""
     done = ended(folder, sys.executable, "scripts/right.py", options=options, STEPS=steps)
-    assert done.stdout.startswith(f"done\nCONFORMS: {judged} of {judged} steps")
+    assert done.stdout.startswith(f"done\nCONFORMS: right.py: {judged} of {judged} steps")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\r" not in done.stdout
 
@@ -105,7 +105,7 @@ def test_a_terminal_shows_a_progress_line_on_stderr(folder):
     assert text.endswith("\r\x1b[K")
     assert "\n" not in text
     assert b"watching:" not in out
-    assert out.startswith(b"done\nCONFORMS: 40 of 40 steps")
+    assert out.startswith(b"done\nCONFORMS: right.py: 40 of 40 steps")
 
 
 def test_ctrl_c_waits_until_read_records_are_judged(monkeypatch):
@@ -242,7 +242,7 @@ def test_written_files_have_relative_paths_and_hide_secrets(folder):
         assert SECRET not in text
         assert str(folder) not in text
     assert SECRET not in done.stdout + done.stderr
-    assert "DOES NOT CONFORM" in texts["out/" + REPORT]
+    assert '<h1 class="t-bad">train.py does not conform</h1>' in texts["out/" + REPORT]
     assert texts["a.md"] == summary.read_text()
     assert "7 | optimizer.step()" in texts["a.md"]
     assert ElementTree.fromstring(texts["a.xml"]).findall(".//failure")
