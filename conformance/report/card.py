@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from conformance.laws.law import Law, laws
 from conformance.oracle.faults import KNOWN
 from conformance.results import Results
-from conformance.results.result_lines import ONLY, PAIR, PASSED, CaseRecord, Finding, Lines, Moment, Reason
+from conformance.results.result_lines import PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
+from .case_edits import OF_GUARDS, edit_of_call, edits_of, known_lines, single_bugs
 from .causes import doing
 from .edits import Edit, edit_of, in_names
 from .effect import effect
@@ -25,9 +26,7 @@ from .places import (
     RESUMES,
     SAVES,
     Place,
-    calls_of,
     each_once,
-    kind_of,
     looked_at,
     own_line,
     own_place,
@@ -242,10 +241,10 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     # The title of an adapter's bug says what to use.
     is_open = cause.kind != "setup" and commands[1:]
     debug = "debug with the script of the first command below" if is_open else None
-    known = _known_lines(example, law)
-    edit = edit_of(_edits(law, text, bugs, cause, is_known=is_known) or _named(of_error, known), known)
+    known = known_lines(example, law)
+    edit = edit_of(edits_of(law, text, bugs, cause, is_known=is_known) or edit_of_call(of_error, known), known)
     # What a resume gets wrong is between save, load and the first step, not where it shows.
-    only = (RESUMES, SAVES) if cause.key in _OF_GUARDS else ()
+    only = (RESUMES, SAVES) if cause.key in OF_GUARDS else ()
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
     if edit is not None and role != RAISED:
         first = own_place(example, looked[0][1]) if looked else None
@@ -296,54 +295,8 @@ def _facts(failure: Failure, law: Finding | None, bugs: Sequence[str]) -> Iterat
         yield "known bug", f"{_alike(cause.bugs)} would do that; these cases cannot tell"
     if is_known and law is None:
         whys = {fault.name: fault.why for fault in KNOWN}
-        yield from (("why", whys[name]) for name in _names(bugs[0]) if name in whys)
+        yield from (("why", whys[name]) for name in single_bugs(bugs[0]) if name in whys)
         yield "known bug", _fits(cause)
-
-
-def _known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
-    """The lines that an edit may name."""
-    lines = calls_of(case)
-    if law is not None and law.where is not None:
-        lines["it"] = Lines(law.where, law.source)
-    elif case.verdict == "CRASH" and case.reason is not None and case.reason.where is not None:
-        lines["it"] = Lines(case.reason.where, case.reason.source)
-    if law is not None and law.origin is not None:
-        lines["origin"] = law.origin
-    places = {call: place for call, line in lines.items() if (place := own_place(case, line)) is not None}
-    # A scaler's step also unscales.
-    if "scaler_step" in places and "unscale" in places and places["scaler_step"].at == places["unscale"].at:
-        del places["unscale"]
-    # Another call of this kind in the file may be correct.
-    same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
-    return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}
-
-
-_OF_GUARDS = {
-    "resumes at another place in the data": "find the restored place in the data from load",
-    "resumed with other weights": "find the restored weights from load",
-    "resumed with other state of the optimizer": "find the restored optimizer from load",
-    "resumed at the same loss scale": "find the restored loss scale from load",
-    "random numbers after the resume": "find the restored random state from load",
-    "averages of weights after the resume": "find the restored average from load",
-}
-
-
-def _edits(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, *, is_known: bool) -> str:
-    """The data of the edit: of the law, of the guard, or of the known bugs if they agree."""
-    if cause.key in _OF_GUARDS:
-        return _OF_GUARDS[cause.key]
-    if law is not None and text is not None and not is_known:
-        return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
-    edits = {fault.name: fault.edit for fault in KNOWN}
-    found = {edits.get(name, "") for one in bugs for name in _names(one)}
-    return found.pop() if len(found) == 1 else ""
-
-
-def _named(advice: str, known: Mapping[str, Place]) -> str:
-    """The edit of the call that an error's advice names."""
-    names = [name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", advice)]
-    calls = (call for call, place in known.items() for name in names if f"{name}(" in place.own)
-    return "".join(f"change {call}" for call in [*calls][:1])
 
 
 def _effects(case: CaseRecord, broken: Finding | None, law: Law | None) -> Iterator[str]:
@@ -366,11 +319,6 @@ def _advised(message: str) -> str:
     """The first sentence of an error that says what to do. message: `rank 0 raised TYPE: ...`."""
     sentences = (one for one in re.split(r"(?<=[.!?]) +", message.partition(": ")[2]) if _ADVICE.search(one))
     return next((f"the error says: {one}" for one in sentences), "")
-
-
-def _names(bug: str) -> list[str]:
-    """The single bugs of a pair, without the windows that they are in."""
-    return [one.partition(ONLY)[0] for one in bug.split(PAIR)]
 
 
 def _fits(cause: Cause) -> str:
@@ -396,7 +344,7 @@ def _rest(headline: str, title: str) -> str:
 def _known_fix(bugs: Sequence[str]) -> str:
     """What to change for a known bug, if there are not too many with the same numbers."""
     fixes = {fault.name: fault.fix for fault in KNOWN}
-    found = dict.fromkeys("; ".join(fixes[one] for one in _names(name) if one in fixes) for name in bugs)
+    found = dict.fromkeys("; ".join(fixes[one] for one in single_bugs(name) if one in fixes) for name in bugs)
     return "; or ".join(found) if len(found) <= _FEW else ""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.laws.law import catalogue
 from conformance.oracle import faults
-from conformance.report.card import _OF_GUARDS
+from conformance.report.case_edits import OF_GUARDS
 from conformance.report.edits import Edit, edit_of
 from conformance.report.places import CALLED_FROM, Place
 from conformance.trace.state.site import around
@@ -244,7 +244,7 @@ def test_lines_that_call_a_call_are_left_out_with_it():
 
 def test_edits_of_guards_are_of_guards_that_exist():
     verdict = "".join(path.read_text() for path in (ROOT / "conformance" / "verdict").glob("*.py"))
-    for key in _OF_GUARDS:
+    for key in OF_GUARDS:
         what = key.removeprefix("resumed with other ")
         assert (f'"{key}"' in verdict) or (f'"{what}": lambda' in verdict and what != key)
 

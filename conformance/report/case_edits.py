@@ -1,0 +1,63 @@
+"""Where the code of a failed case changes: as the law, the guard, the known bugs or the error say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from conformance.laws.law import Law
+from conformance.oracle.faults import KNOWN
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines
+
+from .places import Place, calls_of, kind_of, own_place
+from .signs import Cause
+
+OF_GUARDS = {
+    "resumes at another place in the data": "find the restored place in the data from load",
+    "resumed with other weights": "find the restored weights from load",
+    "resumed with other state of the optimizer": "find the restored optimizer from load",
+    "resumed at the same loss scale": "find the restored loss scale from load",
+    "random numbers after the resume": "find the restored random state from load",
+    "averages of weights after the resume": "find the restored average from load",
+}
+
+
+def known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
+    """The lines that an edit may name."""
+    lines = calls_of(case)
+    if law is not None and law.where is not None:
+        lines["it"] = Lines(law.where, law.source)
+    elif case.verdict == "CRASH" and case.reason is not None and case.reason.where is not None:
+        lines["it"] = Lines(case.reason.where, case.reason.source)
+    if law is not None and law.origin is not None:
+        lines["origin"] = law.origin
+    places = {call: place for call, line in lines.items() if (place := own_place(case, line)) is not None}
+    # A scaler's step also unscales.
+    if "scaler_step" in places and "unscale" in places and places["scaler_step"].at == places["unscale"].at:
+        del places["unscale"]
+    # Another call of this kind in the file may be correct.
+    same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
+    return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}
+
+
+def edits_of(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, *, is_known: bool) -> str:
+    """The data of the edit: of the law, of the guard, or of the known bugs if they agree."""
+    if cause.key in OF_GUARDS:
+        return OF_GUARDS[cause.key]
+    if law is not None and text is not None and not is_known:
+        return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
+    edits = {fault.name: fault.edit for fault in KNOWN}
+    found = {edits.get(name, "") for one in bugs for name in single_bugs(one)}
+    return found.pop() if len(found) == 1 else ""
+
+
+def edit_of_call(advice: str, known: Mapping[str, Place]) -> str:
+    """The edit of the call that an error's advice names."""
+    names = [name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)`", advice)]
+    calls = (call for call, place in known.items() for name in names if f"{name}(" in place.own)
+    return "".join(f"change {call}" for call in [*calls][:1])
+
+
+def single_bugs(bug: str) -> list[str]:
+    """The single bugs of a pair, without the windows that they are in."""
+    return [one.partition(ONLY)[0] for one in bug.split(PAIR)]
