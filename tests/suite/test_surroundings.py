@@ -51,7 +51,7 @@ def test_progress_bar_in_a_terminal(command, write):
     assert "judging cases" in text
     assert "1/1" in text
     last = text.rpartition("judging cases")[2]
-    assert "CONFORMS: mine.py: The only case passed." in last
+    assert "CONFORMS: trainer_0.py: The only case passed." in last
     assert "Report: conformance-report.html" in last
 
 
