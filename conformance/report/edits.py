@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from textwrap import dedent
 from types import MappingProxyType
 
-from conformance.trace.state.site import AFTER, BEFORE
-
 from .places import CALLED_FROM, CALLS, Place, condition_of, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
@@ -32,7 +30,7 @@ _ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below)
 _UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from|in) (?P<at>[\w|]+)")
 _SAID = {
     "at or above": "{at} or above it",
-    "from": "{at} or between it and the first step",
+    "from": "{at} or below it",
     "in": "{at}, or what it calls",
 }
 _IS_CODE = re.compile(r"`[^`]+`")
@@ -49,6 +47,9 @@ _MISSING = {
     "update": "scaler.update()",
     "zero_grad": "optimizer.zero_grad()",
 }
+
+#: More lines would not leave a problem on one screen.
+_SEARCHED = 5
 
 #: The role of the place of a new line.
 _ROLES = {"above": "before", "below": "after", "at or above": "at or above", "from": "from", "in": "at"}
@@ -111,19 +112,25 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return None
     side = match["side"]
     if match.re is _ELSEWHERE:
-        code = _diff(at, side, match["what"][1:-1]) if _IS_CODE.fullmatch(match["what"]) else _towards(at, side)
+        # New code has its place; code to change may be on each of the lines.
+        near = at.code if match["do"] == "add" else _towards(at, side)
+        code = _diff(at, side, match["what"][1:-1]) if _IS_CODE.fullmatch(match["what"]) else near
         return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
         new = _named(new, known, at, known.get("step")) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
     is_inside = len(_indent(call)) > len(_indent(at))
-    if _is_there(call, at, side) or (_follows(call, at, side) and not is_inside and call.own and at.own):
+    if not is_inside and (_is_there(call, at, side) or (_follows(call, at, side) and call.own and at.own)):
         # It is in this order already, so moving it changes nothing.
-        if side == "below" and len(_indent(call)) < len(_indent(at)) and (condition := condition_of(at)) is not None:
+        if (condition := _condition_without(call, at, side)) is not None:
             # The call is made also where the other one is not.
-            code = _diff(at, side, call.own.strip(), call, {condition.number: condition.text})
-            return Edit(call, "at", f"indent {{{call.at}}} under the `if` in {{{condition.at}}}", code)
+            # Its own `if` would be left empty.
+            has_own = condition_of(call) is not None
+            shown = {condition.number: condition.text}
+            code = call.code if has_own else _diff(at, side, call.own.strip(), call, shown)
+            does = "indent" if side == "below" else "move"
+            return Edit(call, "at", f"{does} {{{call.at}}} under the `if` in {{{condition.at}}}", code)
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
     if _follows(call, at, side) and (condition := condition_of(call)) is not None:
         # A call in the correct order that is not always made.
@@ -151,6 +158,15 @@ def _named(code: str, known: Mapping[str, Place], *stepping: Place | None) -> st
     if step is not None and step["by"] not in names.values():
         names["scheduler"] = step["by"]
     return re.sub(r"\b(optimizer|scaler|scheduler)\b(?=[.)])", lambda name: names.get(name[1], name[1]), code)
+
+
+def _condition_without(call: Place, at: Place, side: str) -> Place | None:
+    """The `if` around ``at``, where the call is outside, in the same function."""
+    condition = condition_of(at)
+    if condition is None:
+        return None
+    is_before = call.number in at.numbered and call.number < condition.number
+    return condition if (is_before if side == "above" else len(_indent(call)) < len(_indent(at))) else None
 
 
 def _are_apart(one: Place, other: Place) -> bool:
@@ -182,8 +198,8 @@ def _unlocated(what: str, side: str, at: Place) -> Edit:
 
 
 def _towards(at: Place, side: str) -> str:
-    """All recorded lines on this side of a line: code that the calls do not locate may be among them."""
-    near = at.near(before=BEFORE) if side.endswith("above") else at.near(after=AFTER)
+    """The lines on this side of a line: code that the calls do not locate is likely among them."""
+    near = at.near(before=_SEARCHED, after=0) if side.endswith("above") else at.near(after=_SEARCHED)
     return marked(near, at.number) if near else ""
 
 

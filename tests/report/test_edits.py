@@ -100,8 +100,13 @@ EVERY = dict.fromkeys(
         ("add the average above step", "before", "add the average above line 9", STEP.code),
         ("add the average above forward|clip|step", "before", "add the average above line 4", CLIP.code),
         # Not located: where to look, with both ends.
-        ("find the data at or above step", "at or above", "find the data: line 9 or above it", STEP.code),
-        ("find the state from step", "from", "find the state: line 9 or between it and the first step", STEP.code),
+        (
+            "find the data at or above step",
+            "at or above",
+            "find the data: line 9 or above it",
+            "  8 | x = 1\n> 9 | optimizer.step()",
+        ),
+        ("find the state from step", "from", "find the state: line 9 or below it", STEP.code),
         # The nearest line that has the name.
         ("find `x` at or above step", "at", "change `x` in line 8", NAMED),
         # The text of the line is unknown.
@@ -158,7 +163,7 @@ def test_code_that_is_not_located_is_looked_for_in_its_function(tmp_path: Path) 
     file = tmp_path / "train.py"
     body = [f"    line_{number}()" for number in range(4, 20)]
     file.write_text("\n".join(["import torch", "", "def train():", *body]))
-    for line, first, last in ((4, 3, 5), (6, 3, 7), (16, 6, 17), (19, 9, 19)):
+    for line, first, last in ((4, 3, 4), (6, 3, 6), (16, 11, 16), (19, 14, 19)):
         edit = edit_of("find the divisor at or above it", {"it": Place("at", f"a.py:{line}", around(str(file), line))})
         assert edit is not None
         shown = [int(number) for number in re.findall(r"^[> ] +(\d+) \|", edit.code, re.MULTILINE)]
@@ -186,6 +191,40 @@ def test_a_call_behind_the_condition_of_the_other_one_is_indented(tmp_path: Path
     edit = edit_of("it below step; change it", known)
     assert edit is not None and edit.said("a.py") == said
     assert ("+   |     optimizer.zero_grad()\n- 4 |" in edit.code) == header.startswith("if")
+
+
+@pytest.mark.parametrize(
+    ("lines", "said", "code"),
+    [
+        # The loop around it repeats it.
+        (
+            ["for batch in window:", "    clip(p)", "optimizer.step()"],
+            "move line 2 above line 3",
+            "  1 | for batch in window:\n- 2 |     clip(p)\n+   | clip(p)\n  3 | optimizer.step()",
+        ),
+        (
+            ["clip(p)", "if is_last:", "    optimizer.step()"],
+            "move line 1 under the `if` in line 2",
+            "- 1 | clip(p)\n  2 | if is_last:\n+   |     clip(p)\n  3 |     optimizer.step()",
+        ),
+        (
+            ["if limit:", "    clip(p)", "if is_last:", "    optimizer.step()"],
+            "move line 2 under the `if` in line 3",
+            "  1 | if limit:\n> 2 |     clip(p)\n  3 | if is_last:",
+        ),
+        # Another function, and the same `if`.
+        (
+            ["def helper():", "    clip(p)", "def train():", "    if is_last:", "        step()"],
+            "change line 2",
+            "  1 |",
+        ),
+        (["if is_last:", "    clip(p)", "    step()"], "change line 2", "  1 | if is_last:\n> 2 |"),
+    ],
+)
+def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, said, code) -> None:
+    clip = next(number for number, line in enumerate(lines, 1) if "clip(" in line)
+    edit = edit_of("it above step", _places(tmp_path, "\n".join(lines), it=clip, step=len(lines)))
+    assert edit is not None and edit.said("a.py") == said and edit.code.startswith(code)
 
 
 def test_records_with_one_neighbour_on_each_side_are_read() -> None:

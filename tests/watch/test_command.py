@@ -3,6 +3,8 @@
 import json
 import os
 import pty
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from jsonschema import Draft202012Validator
 from conformance.watch import watching
 from conformance.watch.reading import Reader
 from conformance.watch.watching import watch
+from fixtures.watched import HERE
 from tools import results_schema as schema
 
 REPORT, SECRET = "conformance-watch.html", "s3cret"
@@ -76,6 +79,18 @@ def test_it_watches_as_many_steps_as_asked(folder, options, steps, judged):
     assert done.stdout.startswith(f"done\nCONFORMS: right.py: {judged} of {judged} steps")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\r" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "most"),
+    [("right/plain_loop", 14), ("wrong/divided_twice", 25), ("wrong/clip_before_unscale", 25)],
+)
+def test_a_verdict_fits_on_one_screen(folder, script, most):
+    shutil.copy(HERE / f"{script}.py", folder / "train.py")
+    done = ended(folder, sys.executable, "train.py", COLUMNS="80")
+    _, verdict, *said = re.split("^(CONFORMS|DOES NOT CONFORM)", done.stdout, flags=re.MULTILINE)
+    assert (verdict == "CONFORMS") == script.startswith("right")
+    assert 5 < len("".join(said).rstrip().splitlines()) <= most, done.stdout
 
 
 def test_stop_ends_the_script_at_the_first_violation(folder):

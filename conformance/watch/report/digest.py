@@ -129,6 +129,16 @@ def row_texts(row: Row, findings: Findings) -> list[str]:
     return said or [f"{count}: {value(row)}" if row.state == "PROVEN" else count]
 
 
+def table(of: Outcome, findings: Findings) -> Iterator[tuple[str, str, list[str]]]:
+    """Name, state and texts of the rows. After a problem, one row names all that are proven."""
+    brief = [row.of.value for row in of.listed if of.causes and row.state == "PROVEN"]
+    for row in of.listed:
+        if row.of.value not in brief:
+            yield row.of.value, row.state, row_texts(row, findings)
+    if brief:
+        yield "others", "PROVEN", [", ".join(brief)]
+
+
 def lacks(findings: Findings) -> list[str]:
     """What the watch did not see, besides what the headline says."""
     return [sentence(lack) for lack in findings.lacks[not findings.causes :]]
@@ -144,7 +154,7 @@ def lines(findings: Findings, command: Sequence[str] = (), expected: Expected | 
     for card in asked:
         yield from ("", f"question: {visible(one_line(card.headline))}", *[*card.lines()][1:])
     yield from [""] if whole.cards or asked else []
-    for row in of.listed:
-        for text in row_texts(row, findings):
-            yield f"  {row.of.value:13} {row.state:6}  {visible(one_line(text))}"
+    for name, state, texts in table(of, findings):
+        for text in texts:
+            yield f"  {name:13} {state:6}  {visible(one_line(text))}"
     yield from (f"  not seen: {visible(one_line(lack))}" for lack in lacks(findings))

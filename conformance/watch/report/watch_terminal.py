@@ -10,7 +10,7 @@ from rich.text import Text
 from conformance.report.terminal import print_card
 from conformance.report.text import STYLES, one_line, print_beside
 from conformance.watch.judging.findings import Findings
-from conformance.watch.report.digest import digest, first_line, lacks, row_texts
+from conformance.watch.report.digest import digest, first_line, lacks, table
 from conformance.watch.report.watch_cards import open_cards
 from conformance.watch.verdict import Expected, Outcome, outcome
 
@@ -34,10 +34,11 @@ def render(findings: Findings, command: Sequence[str], console: Console, expecte
 
 
 def _print_rows(of: Outcome, findings: Findings, console: Console) -> None:
-    names = max((len(row.of.value) for row in of.rows), default=0)
-    states = max((len(row.state) for row in of.rows), default=0)
-    for row in of.listed:
-        head = Text.assemble(f"  {row.of.value:{names}}  ", (f"{row.state:{states}}", STYLES[_TONES[row.state]]), "  ")
-        for text in row_texts(row, findings):
+    rows = [*table(of, findings)]
+    names = max((len(name) for name, _, _ in rows), default=0)
+    states = max((len(state) for _, state, _ in rows), default=0)
+    for name, state, texts in rows:
+        head = Text.assemble(f"  {name:{names}}  ", (f"{state:{states}}", STYLES[_TONES[state]]), "  ")
+        for text in texts:
             print_beside(head, Text(one_line(text)), console)
             head = Text(" " * head.cell_len)
