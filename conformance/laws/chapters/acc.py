@@ -81,7 +81,7 @@ def _never_backpropagated(window: Window) -> Broken | None:
 @law(
     "acc/averaged-once",
     "Gradients MUST be averaged exactly once over the actual micro-batches of the window, and once over the ranks.",
-    fault="averages the gradients of a window by a wrong number",
+    fault="averages the gradients of a step by a wrong number",
     is_seen_later=True,
     why="""The correct gradient is (1 / (n m)) Σ ∇L over the n micro-batches of a window on m ranks. Not averaging,
         averaging twice, or dividing by another length multiplies it by n, 1/n, m ... This changes the effective
@@ -234,7 +234,7 @@ def _micro_batches(window: Window) -> str:
 @law(
     "acc/one-scale-per-window",
     "All losses of a window MUST be scaled by the same factor.",
-    fault="scales the losses of one window by different factors",
+    fault="scales the losses of one step by different factors",
     is_seen_later=True,
     why="""The gradients of a window are s₁ ∇L₁ + s₂ ∇L₂ + ..., and one unscaling divides them by one s. With different
         scales, the micro-batches have the weights s₁/s, s₂/s ... in the result.""",

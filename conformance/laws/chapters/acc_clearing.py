@@ -25,7 +25,7 @@ _FIX = """
 @law(
     "acc/cleared-between-windows",
     "Gradients MUST be cleared between two windows.",
-    fault="starts a window without clearing older gradients",
+    fault="starts a step without clearing older gradients",
     is_seen_later=True,
     why="""A backward adds to the existing gradients. Without clearing, step k uses g₀ + g₁ + ... + gₖ, which acts like
         momentum that never decays.""",
@@ -134,7 +134,7 @@ _seq = attrgetter("seq")
 @law(
     "acc/cleared-once",
     "Gradients SHOULD be cleared once between two windows.",
-    fault="clears the gradients several times between two windows",
+    fault="clears the gradients several times between two steps",
     why="""Clearing gradients again changes nothing, and costs a pass over all of them. Often two pieces of code both
         act as if they own the loop.""",
     source="PyTorch, Performance Tuning Guide: clearing gradients costs a memory operation for each parameter",

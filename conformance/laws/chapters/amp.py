@@ -177,7 +177,7 @@ def _steps_on_overflow(rank: Rank) -> bool:
 @law(
     "amp/update-once",
     "`scaler.update()` MUST be called once in a window, after all calls of `scaler.step`.",
-    fault="does not call `scaler.update()` once a window, after the step",
+    fault="does not call `scaler.update()` once after each step",
     why="""`update` may change the scale from S to S′. Gradients that were scaled by S and unscaled after it become
         g·S/S′. `update` also forgets which optimizers are unscaled and which gradients overflowed.""",
     source=f'{SEVERAL}; {GUIDE}: "only call scaler.update() every N batches"',

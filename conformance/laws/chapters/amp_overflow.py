@@ -124,7 +124,7 @@ def back_off(window: Window) -> Outcome:
 @law(
     "amp/skip-changes-nothing",
     "A window whose step is skipped for an overflow MUST NOT change the weights or the optimizer's state.",
-    fault="changes weights or optimizer state in a window whose step is skipped",
+    fault="changes weights or optimizer state in a skipped step",
     is_seen_later=True,
     why="""The gradients of that window are lost, so w must stay the same. Changes outside the step, such as w − lr·λ·w
         by hand, must be skipped too. If the momentum m is reset or decayed to m′, the next step is lr·(μ·m′ + g)

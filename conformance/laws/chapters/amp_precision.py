@@ -141,7 +141,7 @@ def state_in_full_precision(window: Window) -> Outcome:
 @law(
     "amp/autocast-ends-in-window",
     "Autocast MUST end between the forwards of one window and those of the next.",
-    fault="keeps one autocast region open over several windows",
+    fault="keeps one autocast region open over several steps",
     why="""Autocast casts a weight when a forward first needs it, and keeps the result until its outermost region ends.
         In a region around several windows, forwards keep using the weights from before the steps.""",
     source="PyTorch, torch.autocast: its argument `cache_enabled` turns the weight cache inside the region on",

@@ -291,7 +291,7 @@ def _samples(run: Run) -> float:
 @law(
     "amp/unscale-after-last-backward",
     "Gradients MUST be unscaled only after the last backward of the window.",
-    fault="unscales before the last backward of a window",
+    fault="unscales before the last backward of a step",
     why="""Unscaled after the k-th of n micro-batches, the gradient becomes g₁ + … + gₖ + S·(gₖ₊₁ + … + gₙ), from which
         no division recovers the sum. If each micro-batch ends with an unscaling, the gradients of the first are divided
         by S again and again.""",

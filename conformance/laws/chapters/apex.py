@@ -51,7 +51,7 @@ def synchronize_in_scale_loss(window: Window) -> Outcome:
 @law(
     "apex/delay-unscale",
     "On several ranks, every backward of a window except the last MUST use `scale_loss(..., delay_unscale=True)`.",
-    fault="leaves out `delay_unscale=True` before the last backward of a window",
+    fault="leaves out `delay_unscale=True` before the last backward of a step",
     why="""Without it, each exit of `scale_loss` divides by the loss scale, and the next enter sets aside the gradients
         accumulated so far. Then the all-reduce of the last backward covers only its own micro-batch, and each rank adds
         its local gradients of the others: (1/N) Σ g_r of one plus g_r of the others.""",

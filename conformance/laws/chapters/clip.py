@@ -142,7 +142,7 @@ def before_step(window: Window) -> Outcome:
 @law(
     "clip/once-per-window",
     "Gradients MUST be clipped once in a window, when all of them are complete.",
-    fault="clips the same gradients more than once in a window",
+    fault="clips the same gradients more than once in a step",
     why="""Clipping the gradients accumulated so far gives clip(clip(g₁) + g₂) instead of clip(g₁ + g₂): the earlier
         micro-batches are clipped again and again, and the last counts most.""",
     source='PyTorch documentation, Automatic Mixed Precision examples, "Gradient accumulation": unscale and clip where '
@@ -183,7 +183,7 @@ def once_per_window(window: Window) -> Outcome:
                 why="the gradients that it adds are not clipped",
                 shows=(clip, backward),
                 effect=f"Window {window.number} steps with gradients that are clipped in part.",
-                fault="clips before the last backward of a window",
+                fault="clips before the last backward of a step",
             )
     return OK if clips and window.attempts else None
 

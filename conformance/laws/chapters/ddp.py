@@ -46,7 +46,7 @@ def all_reduce_every_window(window: Window) -> Outcome:
 @law(
     "ddp/all-reduce-once",
     "Gradients SHOULD be averaged once in a window, in the backward of its last micro-batch.",
-    fault="averages gradients before the last micro-batch of a window",
+    fault="averages gradients before the last micro-batch of a step",
     why="""Averaging numbers that are equal on all ranks does not change them, so the weights are correct. But each
         all-reduce before the last is wasted communication: K times the bytes for K micro-batches.""",
     source=f'{GUIDE}: "each N-1 step must be wrapped in a no_sync context manager to avoid inefficiencies"',
