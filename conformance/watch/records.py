@@ -122,7 +122,7 @@ class Backward(Record):
     contains: bool  # the loss went backward before, or is a sum with such a loss
     probe: bool  # the model's input requires a gradient
     site: Site
-    summed: int = 0  # targets of the sum that the factors multiply; 0 for a mean
+    summed: int = 0  # targets of the sum that the factors multiply; 0 for a mean, but see `as_mean`
     loader: int | None = None  # the loader of the batches, if there is only one
     calls: int = 0  # equal for backward passes with the same stack of calls
     of_any: bool = False  # the mean or sum was written in the script, so its elements may be anything
@@ -148,15 +148,15 @@ class Backward(Record):
     exchanged: int = 0  # floats in collectives since the last backward pass or step; 0 if they averaged the loss itself
 
     def as_mean(self) -> Backward:
-        """A sum that is divided by its own number of targets, as the mean that it is. A number that collectives made
-        may equal it, and counts the targets of all ranks."""
+        """A sum that is divided by its own number of targets, as the mean that it is; it keeps `summed`. A number that
+        collectives made may equal it, and counts the targets of all ranks."""
         own = next((one for one in self.divisors if isclose(one, self.summed, rel_tol=_ROUNDED)), None)
         if own is None or self.summed < 2 or self.global_divisors:
             return self
         factors, divisors = [*self.factors], [*self.divisors]
         factors.remove(min(factors, key=lambda factor: abs(factor * own - 1)))
         divisors.remove(own)
-        return replace(self, targets=self.summed, summed=0, factors=factors, divisors=divisors)
+        return replace(self, targets=self.summed, factors=factors, divisors=divisors)
 
 
 class Hooks(Record):

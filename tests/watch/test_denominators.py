@@ -484,3 +484,23 @@ def test_ranks_that_count_their_own_targets(counts, expected):
         for at in zip(*counts, strict=True)
     ]
     assert shown(judged([window] * 4, ranks=2)) & {APART} == expected
+
+
+@pytest.mark.parametrize(("divisors", "expected"), [([], {SUM}), ([4.0], set())])
+def test_micro_batches_of_a_pipeline(divisors, expected):
+    """Each rank has its own optimizer; only the last stage has losses, and the first gets gradients from it."""
+    script = Script()
+    for rank, stream in enumerate(script.streams):
+        for one in stream:
+            if isinstance(one, records.Optimizer):
+                one.type = f"Stage{rank}"
+    for _ in range(4):
+        passes = []
+        for _ in range(4):
+            passes.append(script.backward(targets=8))
+            first, last = (stream[-2] for stream in script.streams)
+            first.targets, first.is_hidden = None, True
+            last.divisors, last.factors, last.value = divisors, [1 / one for one in divisors], 0.5
+        script.step([total([of[rank] for of in passes]) for rank in range(2)])
+        script.clear()
+    assert script.findings().open.keys() == expected

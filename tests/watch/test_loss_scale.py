@@ -38,12 +38,14 @@ def test_a_division_by_the_next_scale(scales, divisors, broken):
     assert laws(script.findings()) == broken
 
 
-def clipped(limit, scales, *, how="norm", unscales="after"):
-    """Clips each window at a limit, a function of its scale. unscales: before or after the clip."""
+def clipped(limit, scales, *, how="norm", norm=1e9, unscales="after"):
+    """Clips each window at a limit, a function of its scale. norm: of what is clipped. unscales: before or after it."""
     script = Script(ranks=1)
     for scale in scales:
         [computed] = script.backward(scale)
-        clip = records.Clipped(how, script.numbers, limit(scale), 1e-9, len(script.numbers), LINE)
+        clip = records.Clipped(
+            how, script.numbers, limit(scale), norm if how == "norm" else None, len(script.numbers), LINE
+        )
         unscaled = records.Unscaled(0, scale, LINE)
         for record in (clip, unscaled) if unscales == "after" else (unscaled, clip):
             script.each(record)
@@ -70,6 +72,13 @@ def test_a_clip_before_gradients_are_unscaled(how, limit, scales, unscales, expe
     assert [(one.first.law, one.first.says.code, one.first.step) for one in findings.causes.values()] == wrong
     facts = {code: (one.count, one.step) for code, one in findings.open.items() if "scaled" in code}
     assert facts == ({f"clipping.scaled-{how}": (len(scales), 0)} if expected == "open" else {})
+
+
+@pytest.mark.parametrize(("norm", "is_scaled"), [(1e9, True), (1e-9, False)])
+def test_gradients_that_the_script_divided_itself_are_clipped_unscaled(norm, is_scaled):
+    """Also if a scaler divides them again."""
+    broken = laws(clipped(lambda scale: 2.0, [64.0], norm=norm))
+    assert broken == ({"watch/unscale-before-clip"} if is_scaled else set())
 
 
 def test_the_effect_of_clipping_scaled_gradients():

@@ -70,6 +70,8 @@ def shared(code, *ranks):
 SAME = [batches(DATA)] * 2
 OWN = [batches(own(rank)) for rank in range(2)]
 APART = [batches(shuffled(rank)) for rank in range(2)]
+STREAM = [batches(DATA * 2)[rank::3] for rank in range(3)]
+"""One stream of two epochs, dealt to three ranks in turns, which do not divide an epoch."""
 HALF = [OWN[0], batches(shuffled(0, own(0)[:STEPS] + own(1)[STEPS:]))]
 FEW = [[[1, 2], [3, 4]] * 16] * 2
 """The same two batches, repeated."""
@@ -103,6 +105,7 @@ def mixed(common, all_of=STEPS):
         ([APART[0], OWN[0], APART[1]], {}, shared("data.same-epoch", 0, 2), {"share": 1.0}),
         (OWN, {"drawn": HALF, "dealt": 2}, shared("data.same-epoch", 0, 1), {"share": 0.5}),  # seeds of ranks differ
         (OWN, {"drawn": OWN, "dealt": 2}, None, {}),
+        (STREAM, {}, None, {}),
     ],
 )
 def test_ranks_read_the_same_data(reads, options, cause, values):

@@ -39,6 +39,7 @@ def judge(together: Together, findings: Findings) -> None:
     if first.step is None:
         return
     _clips(here, findings)
+    _norms_of_shards(here, findings)
     _rates(here, findings)
     _scales(here, findings)
     if not findings.causes:
@@ -83,6 +84,25 @@ def _clips(here: list[Window], findings: Findings) -> None:
         found = _of(here[0], "watch/one-factor", says, tuple(without), effect)
         found.site = next(window.clipped_at for window in here if window.rank in bites)
         findings.add(found)
+
+
+def _norms_of_shards(here: list[Window], findings: Findings) -> None:
+    """Reports ranks that clip shards of the same gradients by other factors, because each takes the norm of its shards."""
+    by_rank = [[(clip, window) for _, clip in window.clips if _is_of_shards(window, clip)] for window in here]
+    for calls in zip(*by_rank, strict=False):
+        (least, low), (most, high) = (choose(calls, key=lambda one: factor_of(one[0])) for choose in (min, max))
+        ratio = factor_of(least) / factor_of(most)
+        if len(calls) == len(here) and ratio < 1 - _APART:
+            of = {"parameters": len({*least.parameters}), "rank": low.rank, "other": high.rank, "ratio": ratio}
+            effect = said("steps-farther", times=1 / ratio)
+            found = _of(low, "watch/one-factor", said("ranks-by-factor", **of), (low.rank, high.rank), effect)
+            found.site = least.site
+            findings.add(found)
+
+
+def _is_of_shards(window: Window, clip: records.Clipped) -> bool:
+    are_shards = all(window.shards.get(number, 1) > 1 for number in clip.parameters)
+    return clip.how == "norm" and bool(clip.norm) and bool(clip.parameters) and are_shards
 
 
 def _changes(window: Window, clip: records.Clipped) -> bool:

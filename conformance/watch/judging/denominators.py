@@ -406,7 +406,7 @@ def _are_added_up(passes: Collection[records.Backward]) -> bool:
     is 1 over their number, and no divisor of them or of their terms is a multiple of it."""
     if all(one.targets and not one.factors for one in passes) or _are_means_of_their_own(passes):
         return True
-    if not are_batches(passes) or any(one.summed or one.is_hidden for one in passes):
+    if not are_batches(passes) or any((one.summed and not one.targets) or one.is_hidden for one in passes):
         return False
     number = len(passes)
     factors = [factor for one in passes for factor in (*one.factors, factor_of(one))]

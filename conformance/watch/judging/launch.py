@@ -57,13 +57,14 @@ class Launch:
         self._unsolved: dict[tuple[int, int, tuple[int, ...]], System] = {}
         self._stages = Stages(ranks, findings)
         self._clipping, self._discarded = Clipping(findings, self._steady), Discarded(findings)
+        self._losses = Losses(findings, self._steady)
         self._epochs = Epochs(ranks, findings)
         # In this order: later chapters use the findings of earlier ones.
         self._chapters: Sequence[Chapter] = (
             self._discarded,
             Samples(ranks, findings),
             self._epochs,
-            Losses(findings, self._steady),
+            self._losses,
             LossScale(findings),
             OtherPasses(findings),
             Between(findings),
@@ -239,6 +240,8 @@ class Launch:
         together = Together(here, holders, self._is_joined, frozenset(self._models.hooks))
         conservation.judge(together, own)
         is_right = own.conserved == own.steps and not own.causes
+        if is_right:
+            self._losses.judge_right(together)
         if is_right and holders > 1:
             self._clipping.take(together)
             self._remember(key, together, is_good=True)

@@ -112,12 +112,20 @@ def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
     for at, clip in window.clips:
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
         is_unscaled = scale == 1.0 or any(unscaled < at for unscaled, _ in window.unscales)
+        # The script may have divided them itself: an average over ranks does not make them so much shorter.
+        is_unscaled |= bool(clip.norm) and scale > 1.0 and (clip.norm or 0.0) * sqrt(scale) < _norm(window, clip)
         # Without a recorded unscale, the script divides the gradients itself, before or after the clip.
         is_later = (step is not None and step.grad_scale is not None) or any(other > at for other, _ in window.unscales)
         is_far_below = scale < 1.0 or clip.limit < sqrt(scale)
         # A limit of 0 has the same effect at any scale.
         if at > max(own, default=last) and clip.limit and not is_unscaled and is_later and is_far_below:
             yield clip, scale
+
+
+def _norm(window: Window, clip: Clipped) -> float:
+    """The norm of this rank's gradients that a clip covers, from their longest passes."""
+    passes = (window.new.get(number, ()) for number in clip.parameters)
+    return sqrt(sum(max((one.sketch[..., 2] ** 2).sum() for one in of) for of in passes if of))
 
 
 def is_literal(limit: float, scale: float, passes: int, within: float = 1e-9) -> bool:

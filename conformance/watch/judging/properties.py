@@ -206,6 +206,7 @@ EXPLAINED: Mapping[str, frozenset[str]] = {
     "denominator.constant": _OF_A_SUM,
     "clearing.discarded": frozenset({"watch/used"}),
     "coverage.no-gradient": frozenset({"watch/from-the-model"}),
+    "clipping.before-change": frozenset({"ranks-by-factor"}),
     "coverage.of-no-step": _OF_OLD_PARAMETERS,
     "coverage.outdated": _OF_OLD_PARAMETERS,
     "coverage.unreached": _OF_OLD_PARAMETERS | {"watch/from-the-model"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 
@@ -65,8 +65,19 @@ class _Compared:
 
     def shared(self) -> tuple[float, tuple[int, ...]]:
         """The largest share of common rows of two ranks, and these ranks."""
+        if self._are_dealt():
+            return 0.0, ()
         pairs = combinations(range(len(self._rows)), 2)
         return max(((self._rows[one].shared(self._rows[other]), (one, other)) for one, other in pairs), default=(0, ()))
+
+    def _are_dealt(self) -> bool:
+        """Whether ranks shared no row until they had read all rows together, as from one stream of several epochs."""
+        every, batches = max(one.every for one in self._rows), defaultdict[int, list[int]](list)
+        for one in self._rows:
+            for row, batch in one.batch_of(every).items():
+                batches[row].append(batch)
+        first = min((sorted(of)[1] for of in batches.values() if len(of) > 1), default=0)
+        return sum(min(of) > first for of in batches.values()) <= _PADDED * len(batches)
 
 
 class Samples(Chapter):
@@ -171,25 +182,29 @@ class Rows:
 
     def __init__(self) -> None:
         self.again: set[int] = set()
-        self._every, self._batches = 1, 0
+        self.every, self._batches = 1, 0
         self._kept: dict[int, int] = {}
         self._is_over = False
 
     def add(self, rows: Iterable[int], epoch: int = 0) -> None:
-        chosen = [row for row in rows if row % self._every == 0]
+        chosen = [row for row in rows if row % self.every == 0]
         self.again |= {row for row in chosen if self._kept.get(row, epoch) != epoch}
         self._kept.update(dict.fromkeys(chosen, epoch))
         self._batches += 1
         while len(self._kept) > _MOST:
-            self._every *= 2
-            self._kept = {row: of for row, of in self._kept.items() if row % self._every == 0}
+            self.every *= 2
+            self._kept = {row: of for row, of in self._kept.items() if row % self.every == 0}
             self.again &= self._kept.keys()
 
     def add_new(self, rows: Sequence[int]) -> None:
-        """Adds rows until one repeats."""
+        """Adds rows until one repeats. Each has the number of its batch, not of an epoch."""
         self._is_over |= len({*rows}) < len(rows) or not self._kept.keys().isdisjoint(rows)
         if not self._is_over:
-            self.add(rows)
+            self.add(rows, self._batches)
+
+    def batch_of(self, every: int) -> dict[int, int]:
+        """The number of the batch of each row, of every n-th row."""
+        return {row: batch for row, batch in self._kept.items() if row % every == 0}
 
     def common(self, other: Rows) -> set[int]:
         """The rows that both keep."""
@@ -204,7 +219,7 @@ class Rows:
         common = len(self.common(other))
         if not common:
             return 0.0
-        every = max(self._every, other._every)
+        every = max(self.every, other.every)
         own, theirs = (sum(row % every == 0 for row in one._kept) for one in (self, other))
         # Pairs of rows from different batches, which could have been equal.
         pairs = min(own**2 * (1 - 1 / self._batches), theirs**2 * (1 - 1 / other._batches)) / 2

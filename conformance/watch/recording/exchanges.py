@@ -47,7 +47,9 @@ class _Reduced(NamedTuple):
     own: torch.Tensor
 
     def values(self) -> Iterator[tuple[float, float, float]]:
-        """The sum and the mean over the ranks of each element, and this rank's summand."""
+        """The sum and the mean over the ranks of each element, and this rank's summand. None after FSDP1 freed them."""
+        if not all(one.untyped_storage().nbytes() for one in (*self.parts, self.own)):
+            return
         sums = map(sum, zip(*(part.flatten().tolist() for part in self.parts), strict=True))
         for total, own in zip(sums, self.own.flatten().tolist(), strict=True):
             yield total, total / self.ranks, own

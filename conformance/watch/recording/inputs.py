@@ -37,6 +37,7 @@ from conformance.watch.recording.own_rank import world
 from conformance.watch.recording.recording import Recording, frames
 
 NONE = -1
+_FSDP = ("FSDP", "FullyShardedDataParallel")
 _BATCHED_BY = ("torch.", "accelerate.", "builtins")
 """Origins of batch samplers that batch arbitrary samples, unlike one of the script."""
 
@@ -318,7 +319,7 @@ class Inputs:
             self._recording.numbers.of("root", module)
             self._recording.parameters.note_names(module)
         self.probe = any(isinstance(one, torch.Tensor) and one.requires_grad for one in args)
-        wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith("FSDP")
+        wrapped = hasattr(module, "require_backward_grad_sync") or type(module).__name__.startswith(_FSDP)
         given, site, dealt = (*args, *kwargs.values()), self._recording.site(), self._loading.dealt
         data = _data(given)
         drawn, others = [*self._loading.of(data)], _others(data, given)

@@ -78,7 +78,7 @@ class Leaves:
                 for key in [key for key in hooks if key != known.first.id]:
                     # The engine runs hooks in the order of insertion.
                     hooks[key] = hooks.pop(key)
-            is_cut = known.pieces and not known.is_flat
+            is_cut = known.pieces and not (known.is_flat or known.is_gathered)
             see = partial(self._see_part, known) if is_cut else partial(self._see, known, None)
             known.handle = parameter.register_hook(_unsaved(see))
 
@@ -209,7 +209,7 @@ class Leaves:
             return
         if sharded is not None and (steps := known.steps - _gathered(sharded)) > 1:
             self._stale[known.number] = steps
-        seen = self._seen(known, gradient, is_elsewhere=sharded is not None or known.is_flat)
+        seen = self._seen(known, gradient, is_elsewhere=sharded is not None or known.is_flat or known.is_gathered)
         if self._recording.is_inside("node"):
             self._within.setdefault(known.number, []).append(seen)
         else:

@@ -13,10 +13,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.trace.state.identities import Stamp
 from conformance.watch import records
+from conformance.watch.recording import own_rank
 from conformance.watch.sizes import UNREAD, WHOLE
 
 WHOLE_AT_FIRST = 16
 """Windows in which a parameter is read as a whole. After that, one sample in each window that is its turn."""
+
+_FLAT = "_is_flat_param"
+"""The attribute of FSDP1's flat parameters."""
 
 AT_ONCE = 16
 """Parameters of an optimizer to read in a window, or up to twice as many; the rest in later windows. So the cost of a
@@ -29,12 +33,13 @@ class Known:
 
     pieces: the ranges of its dimension `cut`, one for each rank with a shard; () if it is whole. piece: the shard of
     this rank. is_copied: an optimizer steps a copy, such as a master weight. is_flat: so it does, of this rank's piece,
-    and pieces are ranges of elements. handle,
-    first: of our last hook, and of our first one if the script has hooks. sample: to read in this window. windows: the
-    number of watched windows before. steps: the number of all steps. among: the number of parameters of its optimizer.
-    is_in_window: a backward pass came since the last step. looked_at: the pass at which an old `.grad` was read, until
-    a pass adds to it. used: identity and version of the gradient that the last step used. left: the parameter's first
-    elements after this step, or None. since: its version when it was first seen to require a gradient.
+    and pieces are ranges of elements. is_gathered: it holds all pieces in a backward pass, and then its own again, as a
+    flat parameter of FSDP1. handle, first: of our last hook, and of our first one if the script has hooks. sample: to
+    read in this window. windows: the number of watched windows before. steps: the number of all steps. among: the
+    number of parameters of its optimizer. is_in_window: a backward pass came since the last step. looked_at: the pass
+    at which an old `.grad` was read, until a pass adds to it. used: identity and version of the gradient that the last
+    step used. left: the parameter's first elements after this step, or None. since: its version when it was first seen
+    to require a gradient.
     """
 
     number: int
@@ -46,6 +51,7 @@ class Known:
     is_copied: bool = False
     is_flat: bool = False
     is_part: bool = False
+    is_gathered: bool = False
     handle: Any = None
     first: Any = None
     sample: int = WHOLE
@@ -61,13 +67,21 @@ class Known:
     @classmethod
     def of(cls, number: int, parameter: torch.Tensor) -> Known:
         layout = _layout(parameter)
-        return cls(number, weakref.ref(parameter), layout is None, *(layout or ((), 0, 0)))
+        found = cls(number, weakref.ref(parameter), layout is None, *(layout or ((), 0, 0)))
+        found.is_gathered = bool(found.pieces) and hasattr(parameter, _FLAT)
+        return found
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a gradient for all ranks with a shard."""
         if self.is_flat:
             gradient = gradient.flatten()
-        return [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
+        parts = [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
+        # FSDP1 fills the last shards up.
+        return (
+            [torch.nn.functional.pad(one, (0, len(parts[0]) - len(one))) for one in parts]
+            if self.is_gathered
+            else parts
+        )
 
     @property
     def is_read(self) -> bool:
@@ -266,9 +280,7 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     """
     placements = getattr(parameter, "placements", None)
     if placements is None:
-        # FSDP1 has flat parameters, or views of its shard of them.
-        is_flat = any(hasattr(parameter, mark) for mark in ("_is_flat_param", "_fsdp_flattened"))
-        return None if is_flat else ((), 0, 0)
+        return _flat_layout(parameter)
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]  # a DTensor's
     cut = [number for number, placement in enumerate(placements) if not placement.is_replicate()]
     if not cut:
@@ -280,6 +292,17 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
     size = -(-length // ranks)
     pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
     return pieces, mesh.get_local_rank(cut[0]), dimension
+
+
+def _flat_layout(parameter: Any) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
+    """The same for a parameter that is no DTensor: FSDP1 has flat parameters, or views of its shard of them."""
+    if not hasattr(parameter, _FLAT):
+        return None if hasattr(parameter, "_fsdp_flattened") else ((), 0, 0)
+    length, size, ranks = parameter._unpadded_unsharded_size.numel(), parameter._sharded_size.numel(), own_rank.world()
+    if size != -(-length // ranks):
+        return None
+    pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
+    return (pieces, torch.distributed.get_rank(), 0) if ranks > 1 else ((), 0, 0)
 
 
 def is_partial(gradient: torch.Tensor) -> bool:

@@ -46,7 +46,7 @@ def gathered(recording: Recording, see: Callable[[Known, Any], None], root: Any)
 
 
 def _is_by_hand(known: Known, parameter: Any) -> bool:
-    is_of_fsdp = known.is_flat or hasattr(parameter, "_conformance_whole")
+    is_of_fsdp = known.is_flat or known.is_gathered or hasattr(parameter, "_conformance_whole")
     return not is_of_fsdp and parameter.device_mesh.ndim == 1 and len(known.pieces) == own_rank.world()
 
 

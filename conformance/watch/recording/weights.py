@@ -198,6 +198,7 @@ class Buffers:
     def _unheld(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """By name, the whole parameters that are frozen, or all if some are in no optimizer of this rank, and perhaps
         in one of another rank. Sharded parameters differ between ranks."""
-        whole = {name: one for name, one in model.named_parameters() if not hasattr(one, "placements")}
+        parts = ("placements", "_fsdp_flattened")
+        whole = {name: one for name, one in model.named_parameters() if not any(hasattr(one, part) for part in parts)}
         is_all = any(one.requires_grad and self._recording.parameters.find(one) is None for one in whole.values())
         return {name: one for name, one in whole.items() if is_all or not one.requires_grad}
