@@ -87,7 +87,7 @@ def _clips(here: list[Window], findings: Findings) -> None:
 
 
 def _norms_of_shards(here: list[Window], findings: Findings) -> None:
-    """Reports ranks that clip shards of the same gradients by other factors, because each takes the norm of its shards."""
+    """Reports ranks that clip shards of the same gradients by other factors, as each takes the norm of its shards."""
     by_rank = [[(clip, window) for _, clip in window.clips if _is_of_shards(window, clip)] for window in here]
     for calls in zip(*by_rank, strict=False):
         (least, low), (most, high) = (choose(calls, key=lambda one: factor_of(one[0])) for choose in (min, max))

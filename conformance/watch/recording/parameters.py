@@ -299,10 +299,12 @@ def _flat_layout(parameter: Any) -> tuple[tuple[tuple[int, int], ...], int, int]
     if not hasattr(parameter, _FLAT):
         return None if hasattr(parameter, "_fsdp_flattened") else ((), 0, 0)
     length, size, ranks = parameter._unpadded_unsharded_size.numel(), parameter._sharded_size.numel(), own_rank.world()
+    if size == length:
+        return (), 0, 0
     if size != -(-length // ranks):
         return None
     pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
-    return (pieces, torch.distributed.get_rank(), 0) if ranks > 1 else ((), 0, 0)
+    return pieces, torch.distributed.get_rank(), 0
 
 
 def is_partial(gradient: torch.Tensor) -> bool:
