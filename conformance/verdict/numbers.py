@@ -264,9 +264,9 @@ def _judge_scaler(
     """Judges the loss scaler. A step on an overflow explains wrong numbers. ``fit``: the numbers are correct."""
     stepped = stepped_overflow(right, judgement.ranks)
     if stepped is not None:
-        judgement.guards += (guard("overflows are skipped", "always", stepped),)
-        wrong.append(("overflow", stepped))
-    faults = [fault for fault in scaler_faults(right, judgement.ranks, clip, fit=fit) if fault != stepped]
+        judgement.guards += (guard("overflows are skipped", "always", stepped.told, where=stepped.where),)
+        wrong.append(("overflow", stepped.told.text))
+    faults = scaler_faults(right, judgement.ranks, clip, stepped.window if stepped else None, fit=fit)
     if faults and not wrong:
         judgement.reason = Reason("loss scale")
     wrong += [("scaler", fault) for fault in faults]

@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
-from math import frexp, isfinite
+from math import frexp, isfinite, isnan
+from typing import NamedTuple
 
 from conformance.laws.correct_gradient import at_outputs
 from conformance.laws.subjects import Rank
 from conformance.oracle.overflow import Scaler
 from conformance.oracle.recurrence import Trajectory
 from conformance.oracle.rounding import odd_part
+from conformance.trace import events as trace
 from conformance.trace.events import BackwardBegin
 from conformance.verdict.evidence import Attempt, RankEvidence, Update, at, place
 from conformance.verdict.judgement import Told
@@ -22,14 +24,38 @@ from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Clip, LossScale
 
 
-def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> str | None:
-    """A sentence if a window that may overflow was stepped with gradients that overflowed; else None."""
-    overflowing = {window for window, overflow in enumerate(trajectory.overflows) if overflow != "impossible"}
-    for attempt in chain.from_iterable(rank.steps for rank in ranks):
-        seen = any(value is not None and not isfinite(value) for value in attempt.gradients or ())
-        if seen and attempt.window in overflowing:
-            return _stepped(attempt.window)
+class SteppedOverflow(NamedTuple):
+    """A step of a window that overflows. told: in words. where: the line that hides it."""
+
+    window: int
+    told: Told
+    where: str | None = None
+
+
+def stepped_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> SteppedOverflow | None:
+    """The first step with gradients that overflowed, or whose clip hid that they did, in a window that may overflow."""
+    overflows = dict(enumerate(trajectory.overflows))
+    for rank in ranks:
+        for step in rank.steps:
+            clips = [one for one in rank.events.of(trace.Clip) if one.window == step.window]
+            before = [one.before for one in rank.events.of(trace.GradientChange) if one.window == step.window]
+            found = _not_finite(step.gradients)
+            earlier = [_not_finite(one) for one in (*(clip.gradients for clip in clips), *before)]
+            hiding = next((clip for clip in clips if _not_finite(clip.gradients)), None)
+            if found and overflows.get(step.window, "impossible") != "impossible":
+                is_nan = all(map(isnan, chain(found, *earlier)))
+                why = ": gradients are NaN and not infinite, so a check for infinity misses them" * is_nan
+                advice = "skip the step if a gradient is not finite" + ": `torch.isfinite` also finds NaN" * is_nan
+                return SteppedOverflow(step.window, Told(_stepped(step.window) + why, advice))
+            # Where an overflow is uncertain, the clipped gradients may be correct.
+            if not found and hiding is not None and overflows.get(step.window) == "certain":
+                text = f"{_stepped(step.window)}: the clip made the gradients finite"
+                return SteppedOverflow(step.window, Told(text, "look for an overflow before the clip"), place(hiding))
     return None
+
+
+def _not_finite(gradients: Sequence[trace.Number | None] | None) -> list[float]:
+    return [value for one in gradients or () if one is not None and not isfinite(value := float(one))]
 
 
 def _stepped(window: int) -> str:
@@ -37,12 +63,13 @@ def _stepped(window: int) -> str:
 
 
 def scaler_faults(
-    trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None, *, fit: bool = False
+    trajectory: Trajectory, ranks: Sequence[RankEvidence], clip: Clip | None, known: int | None, *, fit: bool = False
 ) -> list[str]:
     """One line for each fault of the scaler; empty if there are none.
 
     ``trajectory`` follows the observed skips, so its ``overflows`` say which windows can overflow at their scales.
-    ``fit``: the ranks' numbers are correct. Then an unseen scale may differ from the task's.
+    ``fit``: the ranks' numbers are correct. Then an unseen scale may differ from the task's. ``known``: a window that
+    is known to step on an overflow.
     """
     is_open = fit and not is_seen(ranks)
     # Clipping by value makes infinity finite, after the scaler has seen it; the scaler still skips.
@@ -57,7 +84,8 @@ def scaler_faults(
                 f"{f'{left}: ' if left else ''}window {window} {skipped}, although nothing can overflow at its loss "
                 "scale"
             )
-        if window not in trajectory.skips and overflow == "certain" and (clamped or not is_open):
+        steps = window not in trajectory.skips and window != known
+        if steps and overflow == "certain" and (clamped or not is_open):
             faults.append(_stepped(window))
     for rank in ranks:
         # The server keeps the loss scale for its workers.
