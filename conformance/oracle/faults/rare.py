@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from math import isqrt
 from typing import TypeAlias
@@ -21,8 +22,8 @@ from conformance.workloads.workload import Vector
 
 #: A root is rounded to a multiple of its inverse, far below all formats.
 _FINE = 10**30
-#: Whether a divisor counts another window too.
-_Others: TypeAlias = Callable[[Problem, Set[int], Window, Window], bool]
+#: How often a divisor counts another window too.
+_Others: TypeAlias = Callable[[Problem, Set[int], Window, Window], int]
 
 
 def _weighted(problem: Problem) -> bool:
@@ -175,7 +176,7 @@ for _name, _what, _fix, _condition, _divisor in _WRONG_DIVISORS:
 
 
 class _CountsOtherWindows(Recurrence):
-    """Divides by the count of a window and of some ``others``: of these windows, given the skipped ones."""
+    """Divides by the count of a window and of ``others``, each as often as it says, given the skipped windows."""
 
     others: _Others
     _next = 0
@@ -183,19 +184,19 @@ class _CountsOtherWindows(Recurrence):
     def counted(self, window: Window) -> Vector:
         skips = frozenset(range(self._next, window.index))
         self._next = max(self._next, window.index + 1)
-        some = [one for one in self.problem.windows if type(self).others(self.problem, skips, window, one)]
-        total = self.problem.total_weight(window)
-        every = sum((self.problem.total_weight(one) for one in some if one.index != window.index), total)
+        total, others = self.problem.total_weight(window), (one for one in self.problem.windows if one != window)
+        times_of = partial(type(self).others, self.problem, skips, window)
+        every = sum((times_of(one) * self.problem.total_weight(one) for one in others), total)
         return times(super().counted(window), total / every if every else Fraction(1))
 
 
 def _read(others: _Others) -> _Others:
     """Limits these windows to those that the same process has read before."""
 
-    def are_read(problem: Problem, skips: Set[int], window: Window, other: Window) -> bool:
+    def are_read(problem: Problem, skips: Set[int], window: Window, other: Window) -> int:
         stop = problem.resumed_at or 0
         is_read = other.index < window.index and (other.index >= stop or window.index < stop)
-        return is_read and others(problem, skips, window, other)
+        return others(problem, skips, window, other) if is_read else 0
 
     return are_read
 
@@ -212,6 +213,13 @@ _OTHERS: tuple[tuple[str, str, Condition, _Others], ...] = (
         "all windows so far",
         lambda problem: len(problem.windows) > 1,
         _read(lambda problem, skips, window, other: True),
+    ),
+    # The sum over the ranks may be kept too, so that each rank adds it to the next one.
+    (
+        "AllWindows",
+        "all windows so far",
+        distributed,
+        _read(lambda problem, skips, window, other: window.world_size ** (window.index - other.index)),
     ),
     (
         "WindowsOfEpoch",
