@@ -255,8 +255,9 @@ def test_an_average_that_one_rank_lacks_is_not_told_to_be_its_own():
         **SHARES,
         samples={"x": [[1.0], [2.0], [0.0], [0.0]], "y": [2.0, 4.0, 6.0, 8.0], "weight": [1.0] * 4},
     )
-    observed = the_finding(run, "ddp/identical-weights").broken.observed
-    assert "the gradient of weight[0] is (-1.75) on rank 0 and (–) on rank 1" in observed
+    finding = the_finding(run, "ddp/identical-weights").broken
+    assert "the gradient of weight[0] is (-1.75) on rank 0 and (–) on rank 1" in finding.observed
+    assert finding.fault == "steps a parameter only on ranks that have their own gradient of it"
     assert broken(run) == {"ddp/identical-weights"}
 
 

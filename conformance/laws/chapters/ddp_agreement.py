@@ -296,10 +296,17 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
             seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
             times = _ratio(one.gradients or (), other.gradients or ())
             in_all = f", {number(times)}x in every element" if times else ""
+            pairs = zip(one.gradients or (), other.gradients or (), strict=False)
+            is_lacking = all(None in pair for pair in pairs if pair[0] != pair[1])
             yield _Reason(
                 f"the gradient{of} is {seen[0]} on rank {one.rank} and {seen[1]} on rank {other.rank}{in_all}",
-                "steps with different gradients on the ranks",
-                "average the gradients over the ranks, and change them in the same way on each rank",
+                "steps a parameter only on ranks that have their own gradient of it"
+                if is_lacking
+                else "steps with different gradients on the ranks",
+                "let ranks without a gradient add zeros to the average, and step with the average on every rank"
+                if is_lacking
+                else "average the gradients over the ranks, and change them in the same way on each rank",
+                edit="change the average over the ranks above clip|step" if is_lacking else "",
             )
             if (divided := _divided_apart(here)) is not None:
                 yield divided
