@@ -214,7 +214,7 @@ _OTHERS: tuple[tuple[str, str, Condition, _Others], ...] = (
         lambda problem: len(problem.windows) > 1,
         _read(lambda problem, skips, window, other: True),
     ),
-    # The sum over the ranks may be kept too, so that each rank adds it to the next one.
+    # The sum over the ranks may be kept too: then each rank adds it to the next one.
     (
         "AllWindows",
         "all windows so far",
