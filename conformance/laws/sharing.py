@@ -61,6 +61,19 @@ def sharing(window: Window) -> Sharing | None:
     return Sharing(window, window.backwards[-1], shared, is_missing)
 
 
+def is_only_short(window: Window) -> bool:
+    """Whether a window has fewer micro-batches than others, and ranks share the gradients of all full ones."""
+    nominal = window.plan.accumulation
+    full = [found for one in window.rank.windows if one.planned == nominal and (found := sharing(one)) is not None]
+    return window.planned < nominal and bool(full) and all(found.is_missing is False for found in full)
+
+
+def has_empty_shards(window: Window) -> bool:
+    """Whether the step finds no gradient in this rank's shards: FSDP2 keeps whole gradients until it reduces them."""
+    used = window.rank.own(window.attempts[-1].gradients) if window.attempts and window.rank.shard else None
+    return used is not None and set(used) == {None}
+
+
 def brings_together(event: trace.Event) -> bool:
     """Whether an event is a collective or a sent message that can combine numbers of several ranks."""
     return (

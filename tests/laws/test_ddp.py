@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from .building import a_run, backward, event, forward, step
+from .building import TWO, a_run, backward, event, forward, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, WRAP, averaging, both, ddp, local, raised, ranks, started, stepped
-from .findings import all_checked, broken_of, checked, laws_in, laws_of, tables, the_finding
+from .findings import all_checked, broken_of, checked, laws_in, laws_of, tables, the, the_finding
 
 broken = partial(broken_of, {"ddp"})
 
@@ -212,6 +212,19 @@ def test_a_no_sync_may_begin_before_the_window():
     told = the_finding(run, "ddp/all-reduce-every-window").broken
     assert "ran inside `no_sync()`, entered at" in told.observed
     assert (told.advice, told.edit) == ("", "")
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_short_windows_are_named_if_ranks_average_all_others(is_shared):
+    run = ranks(
+        lambda rank: [
+            [*[forward(0), backward()] * 2, *([ALL_REDUCE, step()] if is_shared else [stepped(rank)])],
+            [forward(1), backward(), stepped(rank)],
+        ],
+        **{**TWO, "orders": [[[[0], [1], [0]], [[2], [3], [2]]]]},
+    )
+    findings = the(run, "ddp/all-reduce-every-window").findings
+    assert ["short windows" in one.broken.fault for one in findings] == ([True] if is_shared else [False, False])
 
 
 @pytest.mark.parametrize("is_by_hand", [True, False])

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, Outcomes, law
-from conformance.laws.sharing import Sharing, brings_together, gives_to_one, sharing, trained_elements, where_apart
+from conformance.laws.sharing import (
+    brings_together,
+    gives_to_one,
+    has_empty_shards,
+    is_only_short,
+    sharing,
+    trained_elements,
+    where_apart,
+)
 from conformance.laws.subjects import Rank, Window, fact, forwards_by_number
 from conformance.laws.wrong_factor import saw_right_gradients
 from conformance.trace import events as trace
@@ -40,7 +48,7 @@ def all_reduce_every_window(window: Window) -> Outcome:
     found = sharing(window)
     if found is None or found.is_missing is None:
         return None
-    return _never_shared(found) if found.is_missing else OK
+    return _never_shared(window, found.backward) if found.is_missing else OK
 
 
 @law(
@@ -231,8 +239,7 @@ def _reached(window: Window) -> Mapping[int, Sequence[trace.Forward]]:
 _FLAG = "require_backward_grad_sync"
 
 
-def _never_shared(sharing: Sharing) -> Broken:
-    window, backward = sharing.window, sharing.backward
+def _never_shared(window: Window, backward: trace.BackwardBegin) -> Broken:
     early = _of_gradients(window.between(trace.Contribution, before=backward))[-1:]
     entered = _inside(window.rank, backward)
     shows: list[trace.Event] = [backward]
@@ -244,13 +251,25 @@ def _never_shared(sharing: Sharing) -> Broken:
     else:
         observed = f"the ranks combined no gradients or weights between backward ({backward.line}) and "
         observed += "".join([*map(str, window.attempts[-1:])] or ["the end of the window"])
-        to_one = [event for event in window.between(trace.Contribution, after=backward) if gives_to_one(event)]
-        if to_one:
+        if to_one := [one for one in window.between(trace.Contribution, after=backward) if gives_to_one(one)]:
             observed += f"; {to_one[-1]} gave the result to only one rank, which did not pass it on"
             shows.append(to_one[-1])
         elif backward.syncs:
             observed += "; DDP was on, so its communication hook sent nothing"
-    is_by_hand = backward.syncs is False and len(shows) == 1
+    how = {}
+    if backward.syncs is False and len(shows) == 1:
+        how = {"edit": f"find `{_FLAG}` at or above forward"}
+        how["advice"] = f"set `{_FLAG} = True` before the forward of the last micro-batch"
+    elif has_empty_shards(window):
+        how = {"edit": "find `set_requires_gradient_sync` at or above forward"}
+        how["fault"] = "steps without gradients, which no backward of the window has reduced to shards"
+        how["advice"] = "call `set_requires_gradient_sync(True)` before the backward of the last micro-batch"
+    elif backward.syncs is None:
+        how = {"advice": "all-reduce the gradients over all ranks, in the default process group"}
+    if is_only_short(window):
+        how["fault"] = "does not average the gradients of short windows over the ranks"
+        ends = how.get("advice", "leave `no_sync()` before the forward of the last micro-batch")
+        how["advice"] = f"{ends}; compare its number with the window's length, not with the nominal one"
     return Broken(
         backward,
         expected="an average over the ranks in the last backward of the window, or after it",
@@ -259,10 +278,7 @@ def _never_shared(sharing: Sharing) -> Broken:
         shows=(*early, *shows, *window.attempts[-1:]),
         effect=_parting(window),
         origin=next((event for event in shows if isinstance(event, trace.NoSyncEnter)), None),
-        advice=f"set `{_FLAG} = True` before the forward of the last micro-batch"
-        if is_by_hand
-        else "all-reduce the gradients over all ranks, in the default process group" * (backward.syncs is None),
-        edit=f"find `{_FLAG}` at or above forward" if is_by_hand else "",
+        **how,
     )
 
 
