@@ -242,7 +242,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     is_open = cause.kind != "setup" and commands[1:]
     debug = "debug with the script of the first command below" if is_open else None
     known = known_lines(example, law)
-    edit = edit_of(edits_of(law, text, bugs, cause, is_known=is_known) or edit_of_call(of_error, known), known)
+    edit = edit_of(edits_of(law, text, bugs, cause, reason, is_known=is_known) or edit_of_call(of_error, known), known)
     # What a resume gets wrong is between save, load and the first step, not where it shows.
     only = (RESUMES, SAVES) if cause.key in OF_GUARDS else ()
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)

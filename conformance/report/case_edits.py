@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from conformance.laws.law import Law
 from conformance.oracle.faults import KNOWN
-from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines
+from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Lines, Reason
 
 from .places import Place, calls_of, kind_of, own_place
 from .signs import Cause
@@ -20,6 +20,8 @@ OF_GUARDS = {
     "random numbers after the resume": "find the restored random state from load",
     "averages of weights after the resume": "find the restored average from load",
 }
+
+OF_REASONS = {"overflow kept": "zero_grad also if skipped; find the skipped step at or above step"}
 
 
 def known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
@@ -40,12 +42,16 @@ def known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}
 
 
-def edits_of(law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, *, is_known: bool) -> str:
-    """The data of the edit: of the law, of the guard, or of the known bugs if they agree."""
+def edits_of(
+    law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, reason: Reason, *, is_known: bool
+) -> str:
+    """The data of the edit: of the law, of the guard, of the reason, or of the known bugs if they agree."""
     if cause.key in OF_GUARDS:
         return OF_GUARDS[cause.key]
     if law is not None and text is not None and not is_known:
         return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
+    if law is None and cause.kind == "reason" and reason.code in OF_REASONS:
+        return OF_REASONS[reason.code]
     edits = {fault.name: fault.edit for fault in KNOWN}
     found = {edits.get(name, "") for one in bugs for name in single_bugs(one)}
     return found.pop() if len(found) == 1 else ""

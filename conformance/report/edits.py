@@ -9,6 +9,11 @@ whose lines are known counts:
 - `add the average above step`, `change the settings above step`: code without a call that is seen.
 - `find the divisor at or above backward`, `find the restored state from load`, `find the formula in step`: code that
   the recorded calls do not locate, unless a line next to them has its name in backticks, such as `no_sync`.
+- `clip right above step`: it moves over the lines in between, which it must follow.
+- `remove the division between backward and step`: the same, with both ends, if one function has them.
+- `restore optimizer below load`: if the lines around `save` show that they save it, and those below `load` do not load
+  it.
+- `zero_grad also if skipped`: a call that a skipped step leaves out, by a `continue` above it.
 
 A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
 `backward`; `clip|step` is the first of these that is known.
@@ -17,7 +22,7 @@ A call is `it` (the line with the problem), `origin` (where that starts), `load`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import dedent
 from types import MappingProxyType
@@ -28,6 +33,10 @@ _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
 _ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below) (?P<at>[\w|]+)")
 _UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from|in) (?P<at>[\w|]+)")
+_BETWEEN = re.compile(r"(?P<do>remove|find) (?P<what>.+?) between (?P<call>\w+) and (?P<at>\w+)")
+_RIGHT_ABOVE = re.compile(r"(?P<call>\w+) right above (?P<at>\w+)")
+_RESTORED = re.compile(r"restore (?P<what>\w+) below load")
+_ALSO = re.compile(r"(?P<call>\w+) also if skipped")
 _SAID = {
     "at or above": "{at} or above it",
     "from": "{at} or below it",
@@ -35,6 +44,9 @@ _SAID = {
 }
 _IS_CODE = re.compile(r"`[^`]+`")
 _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
+
+_SAVES = re.compile(r"[\"'](?P<key>\w+)[\"'](?:: |\] = )(?P<of>[\w.]+)\.state_dict\(\)")
+_LOADS = re.compile(r"\s*(?P<of>[\w.]+)\.load_state_dict\((?P<state>\w+)\[")
 
 _STEP = re.compile(r"\s*(?P<by>\S+)\.step\((?P<of>[\w.\[\]]*)\)\s*(#.*)?")
 
@@ -106,6 +118,9 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     if match := _UNLOCATED.fullmatch(text):
         place = _first(match["at"], known)
         return None if place is None else _unlocated(match["what"], match["side"], place)
+    for form, edits in _FORMS.items():
+        if match := form.fullmatch(text):
+            return edits(known, **match.groupdict())
     match = _ORDER.fullmatch(text) or _ELSEWHERE.fullmatch(text)
     at = _first(match["at"], known) if match else None
     if match is None or at is None:
@@ -113,8 +128,8 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     side = match["side"]
     if match.re is _ELSEWHERE:
         # New code has its place; code to change may be on each of the lines.
-        near = at.code if match["do"] == "add" else _towards(at, side)
-        code = _diff(at, side, match["what"][1:-1]) if _IS_CODE.fullmatch(match["what"]) else near
+        new = match["what"][1:-1] if _IS_CODE.fullmatch(match["what"]) else f"# {match['what']}"
+        code = _diff(at, side, new) if match["do"] == "add" else _towards(at, side)
         return Edit(at, _ROLES[side], f"{match['do']} {match['what']} {side} {{{at.at}}}", code)
     call, new = known.get(match["call"]), _MISSING.get(match["call"])
     if call is None:
@@ -197,6 +212,79 @@ def _unlocated(what: str, side: str, at: Place) -> Edit:
     return Edit(at, _ROLES[side], f"find {what}: {_SAID[side].format(at=f'{{{at.at}}}')}", _towards(at, side))
 
 
+def _between(known: Mapping[str, Place], do: str, what: str, call: str, at: str) -> Edit | None:
+    """Code between two calls of one function; None if there is none, or it is too long to be shown."""
+    first, last = known.get(call), known.get(at)
+    if first is None or last is None or not _are_around(first, last):
+        return None
+    does, inside = f"{do} {what} between {{{first.at}}} and {{{last.at}}}", range(first.number + 1, last.number)
+    return Edit(last, "before", does, marked(last.near(before=last.number - first.number, after=0), *inside))
+
+
+def _are_around(first: Place, last: Place) -> bool:
+    """Whether there are lines between two calls of one function, which are all shown."""
+    return first.file == last.file and last.number - first.number > 1 and first.number in last.numbered
+
+
+def _right_above(known: Mapping[str, Place], call: str, at: str) -> Edit | None:
+    first, last = known.get(call), known.get(at)
+    if first is None or last is None or not _are_around(first, last) or _indent(first) != _indent(last):
+        return _edit(f"{call} above {at}", known)
+    code = _diff(last, "above", first.own.strip(), first)
+    return Edit(first, "at", f"move {{{first.at}}} above {{{last.at}}}", code)
+
+
+def _restored(known: Mapping[str, Place], what: str) -> Edit | None:
+    """A load of what is saved, behind the other loads."""
+    load, saved = known.get("load"), known.get("save")
+    if load is None or saved is None or not load.own:
+        return None
+    below = {number: text for number, text in load.numbered.items() if number >= load.number}
+    saves = {number: found for number, text in saved.numbered.items() if (found := _SAVES.search(text))}
+    by = next((number for number, one in saves.items() if what in one["of"]), None)
+    if by is None or any(f"{what}.load_state_dict" in text for text in below.values()):
+        return None
+    # A deeper line may not always run.
+    loads = {
+        number: one
+        for number, text in below.items()
+        if (one := _LOADS.match(text)) and _indent_of(text) == _indent(load)
+    }
+    at, of, key = max(loads, default=load.number), saves[by]["of"], saves[by]["key"]
+    roots = {one["of"].partition(".")[0] for one in loads.values()}
+    # Another function may have another name for it.
+    is_named = loads and of.partition(".")[0] in roots
+    new = f'{of}.load_state_dict({loads[at]["state"]}["{key}"])' if is_named else f"# load `{of}`"
+    where = f"{load.file}:{at}"
+    does = f"load the state below {{{where}}}: {{{saved.file}:{by}}} saves it"
+    near = {number: text for number, text in below.items() if number <= at + 1}
+    code = "\n".join(_rows(near, set(), {at: [_indent(load) + new]}))
+    return Edit(Place(load.label, where, below[at]), "after", does, code)
+
+
+def _also(known: Mapping[str, Place], call: str) -> Edit | None:
+    """The call above the `continue` that leaves it out; else the call, if its line has it."""
+    place = known.get(call)
+    if place is None or call not in place.own:
+        return None
+    exits = [at for at, text in place.numbered.items() if at < place.number and text.strip() == "continue"]
+    if not exits:
+        return Edit(place, "at", f"make the call in {{{place.at}}} also in skipped steps", place.code)
+    at, new = exits[-1], place.own.strip()
+    near = {number: place.numbered[number] for number in (at - 1, at, at + 1) if number in place.numbered}
+    code = "\n".join(_rows(near, set(), {at - 1: [_indent_of(near[at]) + new]}))
+    where = f"{place.file}:{at}"
+    return Edit(Place("at", where, near[at]), "before", f"add `{new}` above {{{where}}}", code)
+
+
+_FORMS: Mapping[re.Pattern[str], Callable[..., Edit | None]] = {
+    _BETWEEN: _between,
+    _RIGHT_ABOVE: _right_above,
+    _RESTORED: _restored,
+    _ALSO: _also,
+}
+
+
 def _towards(at: Place, side: str) -> str:
     """The lines on this side of a line: code that the calls do not locate is likely among them."""
     near = at.near(before=_SEARCHED, after=0) if side.endswith("above") else at.near(after=_SEARCHED)
@@ -214,7 +302,11 @@ def _is_there(call: Place, at: Place, side: str) -> bool:
 
 
 def _indent(place: Place) -> str:
-    return place.own[: len(place.own) - len(place.own.lstrip())]
+    return _indent_of(place.own)
+
+
+def _indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
 
 
 def _follows(call: Place, at: Place, side: str) -> bool:

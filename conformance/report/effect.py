@@ -7,7 +7,7 @@ from math import hypot, inf, isfinite
 
 from conformance.results.result_lines import CaseRecord, Vector
 
-from .text import number
+from .text import number, plural
 
 
 def effect(case: CaseRecord) -> str | None:
@@ -24,6 +24,10 @@ def effect(case: CaseRecord) -> str | None:
     if case.first_difference is not None:
         said = (_compared(*one, case.first_difference.step) for one in _compared_vectors(case))
         return next(filter(None, said), None)
+    if case.skips and len(case.scales) > 1:
+        # The last scale is that after the last window.
+        scales = f"the loss scale goes from {number(case.scales[0])} to {number(case.scales[-1])}"
+        return f"{len(case.skips)} of {plural(len(case.scales) - 1, 'window')} are skipped, and {scales}"
     return None
 
 

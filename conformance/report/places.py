@@ -87,12 +87,12 @@ def condition_of(place: Place) -> Place | None:
     return Place("at", f"{place.at.rpartition(':')[0]}:{outer[-1]}", place.numbered[outer[-1]])
 
 
-def marked(lines: Mapping[int, str], at: int) -> str:
-    """Lines by number, with an arrow at one; blank ones at both ends are left out."""
+def marked(lines: Mapping[int, str], *at: int) -> str:
+    """Lines by number, with an arrow at some; blank ones at both ends are left out."""
     shown = [number for number, text in lines.items() if text.strip()] or [*lines]
     width, texts = len(str(max(shown))), dedent("\n".join(lines.values())).split("\n")
     return "\n".join(
-        f"{'>' if number == at else ' '} {number:>{width}} | {text}".rstrip()
+        f"{'>' if number in at else ' '} {number:>{width}} | {text}".rstrip()
         for number, text in zip(lines, texts, strict=True)
         if shown[0] <= number <= shown[-1]
     )

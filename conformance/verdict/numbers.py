@@ -26,7 +26,7 @@ from conformance.verdict.guards import guards
 from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
 from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
-from conformance.verdict.scaling import may_begin_higher, scaler_faults, stepped_overflow
+from conformance.verdict.scaling import keeps_overflow, may_begin_higher, scaler_faults, stepped_overflow
 from conformance.verdict.setup import Mistake
 from conformance.verdict.stop_and_resume import counted_wrongly, how_resumed, may_come_of_it, other_window
 from conformance.workloads.workload import SGD, Clip
@@ -258,6 +258,12 @@ def _suspected(
     return replace(found, explained_by=found.explained_by or in_some_windows(*closest, difference, ranks))
 
 
+OVERFLOW_KEPT = Reason("overflow kept", advice="call `optimizer.zero_grad()` also where a step is skipped")
+_OF_SCALER = Reason(
+    "loss scale", advice="skip a step only if its gradients overflow, lower the scale then, on all ranks"
+)
+
+
 def _judge_scaler(
     right: Trajectory, clip: Clip | None, judgement: Judgement, wrong: list[Claim], *, fit: bool = False
 ) -> None:
@@ -268,7 +274,7 @@ def _judge_scaler(
         wrong.append(("overflow", stepped.told.text))
     faults = scaler_faults(right, judgement.ranks, clip, stepped.window if stepped else None, fit=fit)
     if faults and not wrong:
-        judgement.reason = Reason("loss scale")
+        judgement.reason = OVERFLOW_KEPT if keeps_overflow(right, judgement.ranks) else _OF_SCALER
     wrong += [("scaler", fault) for fault in faults]
 
 

@@ -119,6 +119,14 @@ def _left_over(ranks: Sequence[RankEvidence], window: int) -> str | None:
     return None
 
 
+def keeps_overflow(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether a window was skipped for gradients that the skipped one before it left."""
+    return any(
+        overflow == "impossible" and {window - 1, window} <= trajectory.skips and _left_over(ranks, window) is not None
+        for window, overflow in enumerate(trajectory.overflows)
+    )
+
+
 def may_begin_higher(trajectory: Trajectory, ranks: Sequence[RankEvidence]) -> bool:
     """Whether the first windows are skipped without need at the task's loss scale, and the trainer's own is unseen: it
     may have started with a higher scale."""

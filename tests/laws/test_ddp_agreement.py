@@ -8,6 +8,7 @@ import pytest
 
 from conformance.laws.law import CHAPTERS
 from conformance.laws.subjects import Run
+from conformance.trace.events import Collective
 
 from .building import backward, event, forward, right, step
 from .building_ddp import ALL_REDUCE, FIRST, SECOND, averaging, both, ddp, local, raised, ranks, started, stepped
@@ -241,6 +242,9 @@ def test_what_is_not_averaged_is_named():
     assert broken.expected == "the gradient of bias averaged over the ranks"
     assert broken.observed.startswith("(-2) on rank 0 and (-6) on rank 1 at step ")
     assert ", each from the rank's own samples, despite allreduce" in broken.observed
+    [average] = [one for one in broken.shows if isinstance(one, Collective)]
+    assert broken.origin is average and broken.edit.endswith(" at or above origin")
+    assert broken.effect == f"The average at {average.line} lacks bias. The ranks train different models from now on."
 
 
 def test_elements_that_are_wrong_on_all_ranks_alike_are_not_explained_by_a_missing_average():

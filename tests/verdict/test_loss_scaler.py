@@ -6,7 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from conformance.report.case_edits import OF_REASONS
 from conformance.verdict.judge import judge
+from conformance.verdict.numbers import OVERFLOW_KEPT
 from conformance.workloads.workload import LossScale
 
 OVERFLOW = "ddp-w2-acc2-fp16-overflow"
@@ -84,6 +86,15 @@ def unseen(run):
 MOMENTUM = "single-acc2-fp16-momentum"
 NOT_HALVED = {"skips": {2}, "scales": (Fraction(128),) * 6}
 SKIPPED = "window {} was skipped, although nothing can overflow at its loss scale"
+
+
+@pytest.mark.parametrize(("skips", "reason"), [({2, 3}, OVERFLOW_KEPT.code), ({3}, "loss scale")])
+def test_a_skip_for_what_the_skipped_window_before_it_left_says_what_to_clear(follow, skips, reason):
+    run = follow(MOMENTUM, skips=skips)
+    for event in run.of("backward_begin"):
+        event["gradients"] = "some" if event["window"] == 3 else event["gradients"]
+    found = run.expect("FAIL (numerics)").reason
+    assert found.code == reason and found.advice and (reason in OF_REASONS) == (skips > {3})
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     # All calls of this script are in one line.
     assert (averaged.edit.said("train.py"), averaged.edit.code) == (
         "add the average over the ranks above line 7",
-        "> 7 | optimizer.step()  # <b>",
+        "+   | # the average over the ranks\n  7 | optimizer.step()  # <b>",
     )
     assert averaged.headline.endswith("(before train.py:7)") and averaged.places == ()
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))

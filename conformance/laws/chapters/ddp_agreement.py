@@ -56,6 +56,8 @@ def equal_start(run: Run) -> Outcome:
     )
 
 
+_NAMED = 3
+
 #: Other laws that explain why ranks have different weights.
 _PARTED_BY = (
     "ddp/equal-start",
@@ -88,7 +90,7 @@ _PARTED_BY = (
         rank.""",
     source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
     advice="all-reduce these gradients too, or wrap the model when all its parameters are trainable",
-    edit="add the average of these gradients above clip|step",
+    edit="add the average of these gradients above unscale|clip|step",
     fix="""
         for parameter in model.parameters():  # DistributedDataParallel averages those that it found trainable
             dist.all_reduce(parameter.grad)
@@ -212,6 +214,9 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
     values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
     exchanged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)]
     lost = _are_copies(here.windows[1], own, exchanged)
+    # DDP and Horovod choose what they average where they wrap the model or the optimizer.
+    by_hand = [one for one in exchanged if one.via == "c10d" and not here.windows[1].rank.of(trace.Wrap)][-1:]
+    lacks = "".join(f"The average at {one.line} lacks {_few([*own])}. " for one in by_hand)
     return Broken(
         other,
         expected=f"the gradient of {enumerated([*own])} averaged over the ranks",
@@ -219,13 +224,27 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
         + "".join(f", despite {one}" for one in exchanged[-1:]),
         why="the samples of one rank are only a part of the batch",
         shows=(*exchanged[-1:], first, other),
-        effect="The ranks train different models from now on.",
+        effect=f"{'' if lost else lacks}The ranks train different models from now on.",
         fault="averages copies of the gradients over the ranks, and steps with the gradients themselves"
         if lost
         else "",
-        advice="write the averages back into `.grad`, or all-reduce `.grad` itself" if lost else "",
-        edit="add the copy of the averages into `.grad` above clip|step" if lost else "",
+        advice="write the averages back into `.grad`, or all-reduce `.grad` itself"
+        if lost
+        else "all-reduce these gradients too"
+        if by_hand
+        else "",
+        origin=by_hand[0] if by_hand and not lost else None,
+        edit="add the copy of the averages into `.grad` above unscale|clip|step"
+        if lost
+        else "find the gradients to average at or above origin"
+        if by_hand
+        else "",
     )
+
+
+def _few(names: Sequence[str]) -> str:
+    """The first names."""
+    return enumerated(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])}, ..."
 
 
 def _are_copies(window: Window, own: Collection[str], exchanged: Sequence[trace.Exchange]) -> bool:

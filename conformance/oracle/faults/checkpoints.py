@@ -44,7 +44,7 @@ class WeightsNotRestored(Recurrence):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`",
     why="An empty state makes the first step after the resume like the first step of a run",
-    edit="find the restored optimizer from load",
+    edit="restore optimizer below load; find the restored optimizer from load",
 )
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -114,7 +114,7 @@ class _Rescheduled(Recurrence):
     schedules,
     fix="save and load the schedule's `state_dict`",
     why="A new schedule starts at its first learning rate, not at that of the stop",
-    edit="find the restored schedule from load",
+    edit="restore scheduler below load; find the restored schedule from load",
 )
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -200,6 +200,7 @@ class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`, which also has its learning rate",
     why="A new optimizer has empty state, and its rate is not that of the schedule",
+    edit="restore optimizer below load; find the restored optimizer from load",
 )
 class OptimizerNotRestored(OptimizerStateNotRestored):
     _kept: int | None = None

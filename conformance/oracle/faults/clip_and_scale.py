@@ -96,7 +96,7 @@ for _name, _what, _condition, _multiple in _MULTIPLES:
         at="clip",
         fix=f"complete the average over the {_what} before you clip",
         why="The threshold is for the average, and is compared with a multiple of it",
-        edit="add the rest of the average above clip",
+        edit="clip right above step",
         among=RARE,
     )(type(f"ClipsBeforeAverageOver{_name}", (_ClipsMultiple,), {"multiple": _multiple}))
 
@@ -108,7 +108,7 @@ for _name, _what, _condition, _multiple in _MULTIPLES:
     at="clip",
     fix="clip after the gradients are averaged over the ranks",
     why="Each rank clips by its own norm, and a mean of clipped gradients is not the clipped mean",
-    edit="clip above step",
+    edit="clip right above step",
 )
 class ClipBeforeAllReduce(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
