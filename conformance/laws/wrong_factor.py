@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import chain, product, zip_longest
-from math import hypot, prod
+from math import hypot, isclose, prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -257,3 +257,13 @@ def _is_plain(window: Window, first: Attempt) -> bool:
         and backwards[0].gradients != "some"
         and len({event.optimizer for event in synchronizes}) == len(synchronizes)
     )
+
+
+def ratio(one: Vector, other: Vector) -> float | None:
+    """The common ratio of all elements; None if there is none, or too few elements to show it."""
+    pairs = [(first, second) for first, second in zip(one, other, strict=False) if first or second]
+    ratios = [
+        two / first for first, two in pairs if first and not isinstance(first, str) and isinstance(two, int | float)
+    ]
+    found = len(ratios) == len(pairs) > 1 and all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
+    return ratios[0] if found else None

@@ -217,7 +217,8 @@ def _between(known: Mapping[str, Place], do: str, what: str, call: str, at: str)
     first, last = known.get(call), known.get(at)
     if first is None or last is None or not _are_around(first, last):
         return None
-    does, inside = f"{do} {what} between {{{first.at}}} and {{{last.at}}}", range(first.number + 1, last.number)
+    # The last line only shows the problem, so it is not the one for the title.
+    does, inside = f"{do} {what} between {{{first.at}}} and line {last.number}", range(first.number + 1, last.number)
     return Edit(last, "before", does, marked(last.near(before=last.number - first.number, after=0), *inside))
 
 

@@ -434,9 +434,10 @@ class Wrapped(Record):
 
 
 class Shared(Record):
-    """Ranks exchanged gradients of this optimizer before its first step."""
+    """Ranks exchanged gradients of this optimizer before its first step. site: the call that exchanged most."""
 
     optimizer: int
+    site: Site = None
 
 
 class Failed(Record):

@@ -58,7 +58,7 @@ NAMED = """>  8 | x = 1
 #: All calls that a watch or a run can know.
 EVERY = dict.fromkeys(
     [
-        *("it", "origin", "load", "save", "optimizer", "wrap", "no_sync", "forward"),
+        *("it", "origin", "exchange", "load", "save", "optimizer", "wrap", "no_sync", "forward"),
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
     ],
     Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),

@@ -40,6 +40,34 @@ def cards_of(findings):
     return cards(outcome(findings).causes, findings, "python train.py")
 
 
+@pytest.mark.parametrize(("factors", "ending"), [((0.5, 0.5), "correct one"), ((0.5, 0.25), "correct one in step 3")])
+def test_an_effect_that_varies_is_that_of_the_first_step(factors, ending):
+    findings, site = Findings(), ["a.py", 1, "f"]
+    for step, factor in enumerate(factors, 3):
+        effect = said("factor", factor=factor)
+        findings.add(Finding("watch/averaged-once", effect, step, (0,), site, effect, 0))
+    [card] = cards_of(findings)
+    assert card.effect.endswith(ending)
+
+
+@pytest.mark.parametrize(
+    ("line", "said_"),
+    [
+        ("dist.all_reduce(p.grad)", "below line 3"),
+        # It is still on its way.
+        ("dist.all_reduce(p.grad, async_op=True)", "above line 7"),
+    ],
+)
+def test_a_sum_over_the_ranks_is_divided_where_it_is_made(line, said_):
+    findings, at = Findings(), ["train.py", 7, "main"]
+    findings.shared_at[0] = ["train.py", 3, "main"]
+    findings.sources |= {("train.py", 3): ("train.py", line), ("train.py", 7): ("train.py", "optimizer.step()")}
+    findings.steps_at[0] = at
+    findings.add(Finding("watch/means-averaged", said("ranks.means-added"), 0, (0, 1), at, None, 0))
+    [card] = cards_of(findings)
+    assert card.edit.said("train.py") == f"add the division by the number of ranks {said_}"
+
+
 def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     [averaged] = cards_of(findings)
     assert averaged.rule == "watch/averaged"

@@ -11,7 +11,7 @@ from conformance.laws.correct_gradient import Expectations, Gradient, held
 from conformance.laws.law import GUIDE, OK, Broken, Outcome, law
 from conformance.laws.sharing import brings_together, first_parted, held_after, where_apart
 from conformance.laws.subjects import GlobalWindow, Run, Window, fact
-from conformance.laws.wrong_factor import seen_gradients
+from conformance.laws.wrong_factor import ratio, seen_gradients
 from conformance.trace import events as trace
 from conformance.trace.short_texts import enumerated, number, vector
 
@@ -55,8 +55,6 @@ def equal_start(run: Run) -> Outcome:
         effect="The ranks train different models until the end.",
     )
 
-
-_NAMED = 3
 
 #: Other laws that explain why ranks have different weights.
 _PARTED_BY = (
@@ -213,10 +211,7 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
     first, other = (window.attempts[0] for window in here.windows[:2])
     values = [vector([column[rank] for column in own.values()]) for rank in (0, 1)]
     exchanged = [one for one in here.windows[1].between(trace.Exchange, before=other) if brings_together(one)]
-    lost = _are_copies(here.windows[1], own, exchanged)
-    # DDP and Horovod choose what they average where they wrap the model or the optimizer.
-    by_hand = [one for one in exchanged if one.via == "c10d" and not here.windows[1].rank.of(trace.Wrap)][-1:]
-    lacks = "".join(f"The average at {one.line} lacks {_few([*own])}. " for one in by_hand)
+    how = _left_out_how(here.windows[1], own, exchanged)
     return Broken(
         other,
         expected=f"the gradient of {enumerated([*own])} averaged over the ranks",
@@ -224,27 +219,28 @@ def _not_averaged(here: GlobalWindow, own: Mapping[str, Sequence[float | None]])
         + "".join(f", despite {one}" for one in exchanged[-1:]),
         why="the samples of one rank are only a part of the batch",
         shows=(*exchanged[-1:], first, other),
-        effect=f"{'' if lost else lacks}The ranks train different models from now on.",
-        fault="averages copies of the gradients over the ranks, and steps with the gradients themselves"
-        if lost
-        else "",
-        advice="write the averages back into `.grad`, or all-reduce `.grad` itself"
-        if lost
-        else "all-reduce these gradients too"
-        if by_hand
-        else "",
-        origin=by_hand[0] if by_hand and not lost else None,
-        edit="add the copy of the averages into `.grad` above unscale|clip|step"
-        if lost
-        else "find the gradients to average at or above origin"
-        if by_hand
-        else "",
+        effect=f"{how.text}The ranks train different models from now on.",
+        fault=how.fault,
+        advice=how.advice,
+        origin=how.origin,
+        edit=how.edit,
     )
 
 
-def _few(names: Sequence[str]) -> str:
-    """The first names."""
-    return enumerated(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])}, ..."
+def _left_out_how(window: Window, own: Collection[str], exchanged: Sequence[trace.Exchange]) -> _Reason:
+    if _are_copies(window, own, exchanged):
+        fault = "averages copies of the gradients over the ranks, and steps with the gradients themselves"
+        advice = "write the averages back into `.grad`, or all-reduce `.grad` itself"
+        return _Reason("", fault, advice, edit="add the copy of the averages into `.grad` above unscale|clip|step")
+    # DDP and Horovod choose what they average where they wrap the model or the optimizer.
+    if not exchanged or exchanged[-1].via != "c10d" or window.rank.of(trace.Wrap):
+        return _Reason()
+    names = enumerated([*own]) if len(own) < 4 else f"{len(own)} elements"
+    text, edit = (
+        f"The average at {exchanged[-1].line} lacks {names}. ",
+        "find the gradients to average at or above origin",
+    )
+    return _Reason(text, "", "all-reduce these gradients too", exchanged[-1], edit)
 
 
 def _are_copies(window: Window, own: Collection[str], exchanged: Sequence[trace.Exchange]) -> bool:
@@ -254,16 +250,6 @@ def _are_copies(window: Window, own: Collection[str], exchanged: Sequence[trace.
     gradients = _final_gradients(window) or ()
     # One or two numbers may be of a log, or counts of samples.
     return averaged >= sum(one is not None for one in gradients) and len(own) > 2
-
-
-def _ratio(one: trace.Vector, other: trace.Vector) -> float | None:
-    """The common ratio of all elements; None if there is none, or too few elements to show it."""
-    pairs = [(first, second) for first, second in zip(one, other, strict=False) if first or second]
-    ratios = [
-        two / first for first, two in pairs if first and not isinstance(first, str) and isinstance(two, int | float)
-    ]
-    found = len(ratios) == len(pairs) > 1 and all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios)
-    return ratios[0] if found else None
 
 
 def _parted(
@@ -313,7 +299,7 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
     if isinstance(one, trace.Attempt) and isinstance(other, trace.Attempt):
         if one.gradients != other.gradients:
             seen, of = where_apart(here.plan, one.gradients or (), other.gradients or ())
-            times = _ratio(one.gradients or (), other.gradients or ())
+            times = ratio(one.gradients or (), other.gradients or ())
             in_all = f", {number(times)}x in every element" if times else ""
             pairs = zip(one.gradients or (), other.gradients or (), strict=False)
             is_lacking = all(None in pair for pair in pairs if pair[0] != pair[1])

@@ -90,6 +90,8 @@ class Coverage(OneRank):
                 of = self._of[record.optimizer]
                 of.made, of.at = frozenset(record.parameters), record.site
                 self._findings.made.setdefault(record.optimizer, record.site)
+            case records.Shared():
+                self._findings.shared_at.setdefault(record.optimizer, record.site)
             case records.Unheld():
                 self._unheld = stream.unheld
             case records.Local():
@@ -151,7 +153,10 @@ class Coverage(OneRank):
         if stream.unheld is not None and (unfrozen := stream.unheld.unfrozen):
             self._stays(rank, said("held.unfrozen", count=len(unfrozen), names=unfrozen), self._main(stream))
         if unheld:
-            trained = _of_optimizers(stream) & stream.last_used.keys()
+            # Other optimizers trained another model before.
+            late = [number for number, of in self._of.items() if of.unheld is not None]
+            trained = set[int]().union(*(stream.held[number] for number in late or stream.held))
+            trained &= stream.last_used.keys()
             says = said("coverage.unheld", count=len(unheld), all=len(unheld) + len(trained), names=unheld)
             self._findings.leave_open(says, len(unheld), site=self._main(stream))
         if end.is_whole:

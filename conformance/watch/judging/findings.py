@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isclose
 from typing import Any, TypeAlias
 
 from conformance.laws.chapters.watch_scripts import LAWS
@@ -84,13 +85,14 @@ class Finding:
 @dataclass
 class Cause:
     """All findings of one law at one line: the first, their number, and that of the steps that they are known to be in.
-    last: such a step."""
+    last: such a step. varies: their effects differ."""
 
     first: Finding
     ranks: set[int]
     count: int = 1
     steps: int = 0
     last: int | None = None
+    varies: bool = False
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Findings:
     see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
     path of the file and the text of the line. ranks: of the largest launch. stepped: by optimizer, the number of judged
     steps of all ranks. made: by optimizer, the line that made it. steps_at: that of its last step.
+    shared_at: that of the collective on its gradients.
     has_parts: ranks have parts of some parameters.
     """
 
@@ -139,6 +142,7 @@ class Findings:
     stepped: Counter[int] = field(default_factory=Counter)
     made: dict[int, Site] = field(default_factory=dict)
     steps_at: dict[int, Site] = field(default_factory=dict)
+    shared_at: dict[int, Site] = field(default_factory=dict)
     has_parts: bool = False
 
     @property
@@ -166,6 +170,7 @@ class Findings:
             cause.steps, cause.last = cause.steps + finding.steps, finding.step
         if is_new:
             return
+        cause.varies |= not _are_alike(cause.first.effect, finding.effect)
         if cause.first.is_bare != finding.is_bare and finding.optimizer == cause.first.optimizer:
             # Keep the earlier step, and the finding that has a reason.
             first, why = (cause.first, finding) if cause.first.is_bare else (finding, cause.first)
@@ -248,3 +253,15 @@ def _is_before(one: int | None, other: int | None) -> bool:
 
 def laws_of(causes: Iterable[Cause]) -> set[str]:
     return {cause.first.law for cause in causes}
+
+
+def _are_alike(one: Said | None, other: Said | None) -> bool:
+    """Whether two effects are of the same size."""
+    if one is None or other is None or one.code != other.code:
+        return True
+    pairs = ((value, other.values.get(name)) for name, value in one.values.items())
+    return all(isclose(a, b, rel_tol=_ALIKE) for a, b in pairs if isinstance(a, float) and isinstance(b, float))
+
+
+_ALIKE = 0.01
+"""Numbers that a sentence rounds alike."""

@@ -126,7 +126,7 @@ def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:
     def around(module: ModuleType, name: str) -> Callable[..., Any]:
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else None
-            recording.given.add(tensors([given]), recording.backwards)
+            recording.given.add(tensors([given]), recording.backwards, _first_site(recording))
             return reduced.run(name, lambda: original(*args, **kwargs), given, module, returns=True)
 
         return call
@@ -180,12 +180,18 @@ def _by_ddp(recording: Recording) -> Seams:
     yield replaced(Join, "__exit__", leave)
 
 
+def _first_site(recording: Recording) -> records.Site:
+    """The line of a collective before the first step; later ones are at the same lines."""
+    return None if recording.steps else recording.site()
+
+
 def note_bound(recording: Recording, number: int, optimizer: torch.optim.Optimizer) -> None:
     """Notes `Wrapped` and `Shared` once if they apply."""
     steps = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     held = set(map(id, steps))
     if recording.given.has(steps, recording.backwards):
-        recording.once(records.Shared(number))
+        lines = recording.given.lines.most_common(1)
+        recording.once(records.Shared(number, [*lines[0][0]] if lines else None))
     wrappers = list(recording.wrappers)
     named = [(name.removeprefix("module."), one) for wrapper in wrappers for name, one in wrapper.named_parameters()]
     if any(id(parameter) in held for _, parameter in named):
@@ -221,7 +227,7 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
                 note(group, sys._getframe())
             elif args:
                 given = [*tensors([args[0]])]
-                recording.given.add(given, recording.backwards)
+                recording.given.add(given, recording.backwards, _first_site(recording))
                 recording.reduced(given)
                 return reduced.run(name, lambda: original(group, *args, **kwargs), args[0], group, returns=False)
             return original(group, *args, **kwargs)

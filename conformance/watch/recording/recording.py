@@ -31,9 +31,10 @@ from conformance.watch.sketch import Sketching
 
 class Given:
     """How many floating-point numbers collectives were given after the last backward pass, outside of it, and since the
-    last backward pass or step."""
+    last backward pass or step. lines: the numbers of each call after the last backward pass."""
 
     def __init__(self) -> None:
+        self.lines: Counter[tuple[str | int, ...]] = Counter()
         self._numbers = self._since = 0
         self._last = 0
 
@@ -42,11 +43,13 @@ class Given:
         since, self._since = self._since, 0
         return since
 
-    def add(self, tensors: Iterable[torch.Tensor], backwards: int) -> None:
+    def add(self, tensors: Iterable[torch.Tensor], backwards: int, site: records.Site = None) -> None:
         if backwards != self._last:
             self._numbers, self._last = 0, backwards
+            self.lines.clear()
         number = sum(tensor.numel() for tensor in tensors if tensor.is_floating_point())
         self._numbers += number
+        self.lines.update({tuple(site): number} if site and number else {})
         self._since += number
 
     def has(self, parameters: Sequence[torch.Tensor], backwards: int) -> bool:

@@ -81,9 +81,9 @@ def headline(of: Outcome, findings: Findings) -> str:
     proven = of_steps(of.proven, of.steps + findings.idle.total(), findings.ranks)
     judged = f"{proven} used the correct gradients." if of.verdict == "CONFORMS" else f"{proven} proven correct."
     if asked := open_cards(of.rows, findings):
-        asks = f"{asked[0].headline}. Is this intended?"
-        questions = f"{plural(len(asked), 'question')}{', first' if len(asked) > 1 else ''}"
-        return f"{asks} {judged}" if of.verdict == "CONFORMS" else f"{questions}: {asks}"
+        # The cards have the questions.
+        about = f"{are_open} ({asked[0].place})" if asked[0].place else are_open
+        return f"{about}; {judged}" if of.verdict == "CONFORMS" else f"{plural(len(asked), 'question')}: {about}."
     return f"{judged} Check the open {'rows' if of.open > 1 else 'row'}: {are_open}." if of.open else judged
 
 

@@ -31,6 +31,10 @@ _AFTER_THE_LAST = "divide, reduce or add gradients once, after the last backward
 _CLIP_AFTER = "clip after the gradients are averaged over the ranks"
 _TIMES_RANKS = "multiply each loss by the number of ranks, because the gradients are averaged over them"
 
+_DIVIDE = (
+    "add the division by the number of ranks below exchange; "
+    "add the division by the number of ranks above unscale|clip|step"
+)
 _SUM_STAGES = "sum `p.grad` of these over the stages; do not divide: each stage has another part of one gradient"
 
 FIXES: Mapping[str, str] = {
@@ -131,8 +135,8 @@ EDITS: Mapping[str, str] = {
     "micro-batches.divided-twice": "find the two divisions at or above it",
     "micro-batches.times-ranks": "find the loss at or above it",
     "some-not-summed": "add the sum over the stages above clip|step",
-    "ranks.sum": "add the division by the number of ranks above unscale|clip|step",
-    "ranks.means-added": "add the division by the number of ranks above unscale|clip|step",
+    "ranks.sum": _DIVIDE,
+    "ranks.means-added": _DIVIDE,
     "ranks.divided-by-count": "change backward to `({} * torch.distributed.get_world_size()).backward()`",
     "divided-by-all-and-averaged": "change backward to `({} * torch.distributed.get_world_size()).backward()`",
     "clipped-then-averaged": "clip right above step",

@@ -12,7 +12,7 @@ from conformance.report.places import SEEN, Place
 from conformance.report.text import plural
 from conformance.results.result_lines import Timeline
 from conformance.watch import records
-from conformance.watch.judging.findings import Cause, Finding, Findings, Open
+from conformance.watch.judging.findings import Cause, Finding, Findings, Open, Said
 from conformance.watch.judging.properties import CORE
 from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
@@ -117,7 +117,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         places=places if edit is None else edit.others(places),
         facts=(("expected", law.says), ("why", law.why)),
         slice=(),
-        effect=None if first.effect is None else sentence(first.effect),
+        effect=None if first.effect is None else _effect(first.effect, first.step if cause.varies else None),
         fix=None,
         advice=in_names(fix(first), known),
         edit=edit,
@@ -128,6 +128,11 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         bad=None if scene is None else Picture(*moments.marked(scene, first, findings.sources)),
         good=None if good is None else Picture(moments.timeline(good, findings.sources)),
     )
+
+
+def _effect(effect: Said, step: int | None) -> str:
+    """step: the one with these numbers, if other steps have others."""
+    return sentence(effect) if step is None else f"{sentence(effect)} in step {step}"
 
 
 def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str, Site]:
@@ -148,6 +153,10 @@ def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str,
         if not isinstance(record, records.Unscaled)
         or (record.optimizer == first.optimizer and record.site not in steps)
     }
+    exchange = findings.shared_at.get(first.optimizer or 0)
+    # What is still being exchanged cannot be divided.
+    if exchange is not None and "async" not in _place("at", exchange, findings).own:
+        sites["exchange"] = exchange
     sites |= {"optimizer": findings.made.get(first.optimizer or 0), "it": first.site}
     if first.backward is not None:
         sites["backward"] = first.backward
