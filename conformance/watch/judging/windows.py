@@ -138,12 +138,12 @@ class Window:
         backwards = {number: one for number, one in self.backwards.items() if number != left_out}
         return replace(self, new={number: of for number, of in new.items() if of}, backwards=backwards)
 
-    @property
+    @cached_property
     def passes(self) -> list[records.Backward]:
         """Its backward passes, the first one first."""
         return [self.backwards[number] for number in sorted(self.backwards)]
 
-    @property
+    @cached_property
     def places(self) -> list[int]:
         """The places of its gradients in the stream."""
         return [one.at for contributions in self.new.values() for one in contributions]
