@@ -192,6 +192,12 @@ def unsharding(unshard: Function) -> Seams:
     yield when_imported(name, of(unshard, lambda module: [replaced(module.FSDPParam, "init_unsharded_param", unshard)]))
 
 
+def flattening(shard: Function) -> Seams:
+    """Calls `shard(original, handle)` where FSDP1 shards a flat parameter for the first time."""
+    name = "torch.distributed.fsdp._flat_param"
+    yield when_imported(name, of(shard, lambda module: [replaced(module.FlatParamHandle, "shard", shard)]))
+
+
 def compiling(convert: Function, export: Function, exporting: str) -> Seams:
     """Calls `convert(original, converter, ...)` where `torch.compile` compiles a frame, and `export` where it exports
     one, also in the compiler's function `exporting`, which torch 2.6 lacks."""

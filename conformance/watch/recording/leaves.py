@@ -12,9 +12,9 @@ import torch
 
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams
-from conformance.trace.seams.probes import unsharding
+from conformance.trace.seams.probes import flattening, unsharding
 from conformance.watch import records
-from conformance.watch.recording.parameters import Known, coarsest
+from conformance.watch.recording.parameters import IN_FLAT, Known, coarsest
 from conformance.watch.recording.recording import Recording
 from conformance.watch.sketch import Taken, own
 
@@ -55,7 +55,7 @@ class Leaves:
         self._is_armed = False
         self._passes = 0
         self._see, self._see_part = harmless(self._noting), harmless(self._noting_part)
-        self._see_first = harmless(self._noting_first)
+        self._see_first, self._see_all = harmless(self._noting_first), harmless(self._noting_all)
         recording.before_writing.append(harmless(self.close))
 
     def arm(self) -> None:
@@ -135,6 +135,26 @@ class Leaves:
         if not hasattr(unsharded, "_conformance_shards") and unsharded.requires_grad:
             unsharded._conformance_shards = weakref.ref(sharded)
             unsharded.register_hook(_unsaved(partial(self._see, None, sharded)))
+
+    def split(self, handle: Any) -> None:
+        """Hooks a flat parameter of FSDP1 that optimizers know as several: its gradient has those of all."""
+        flat, begin, parts = handle.flat_param, 0, []
+        given = iter(zip(flat._params or (), flat._shapes, strict=False))
+        for length, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+            if not is_padding and (one := next(given, None)) is not None:
+                parameter, shape = one
+                place = (begin, length, flat._sharded_size.numel(), handle.world_size, [*shape])
+                setattr(parameter, IN_FLAT, place)
+                parts.append((weakref.ref(parameter), begin, length))
+            begin += length
+        if parts:
+            flat.register_hook(_unsaved(partial(self._see_all, parts)))
+
+    def _noting_all(self, parts: Sequence[tuple[Any, int, int]], gradient: torch.Tensor | None) -> None:
+        for reference, begin, length in parts if gradient is not None else ():
+            known = self._recording.parameters.find(reference())
+            if known is not None and gradient is not None:
+                self._noting(known, None, gradient[begin : begin + length])
 
     def see(self, known: Known, gradient: torch.Tensor | None) -> None:
         """Takes the gradient of a parameter where no hook on its leaf sees it."""
@@ -270,10 +290,17 @@ def is_unreduced(parameter: torch.Tensor) -> bool:
 
 
 def observe(recording: Recording, leaves: Leaves) -> Seams:
-    """Follows FSDP2's parameters, whose gradients are computed for a temporary unsharded tensor."""
+    """Follows FSDP2's parameters, whose gradients are computed for a temporary unsharded tensor, and those that FSDP1
+    has in flat ones."""
 
     def unshard(original: Any, parameter: Any, *args: Any, **kwargs: Any) -> None:
         original(parameter, *args, **kwargs)
         leaves.follow(parameter)
 
+    def shard(original: Any, handle: Any) -> None:
+        original(handle)
+        if handle._use_orig_params:
+            leaves.split(handle)
+
     yield from unsharding(unshard)
+    yield from flattening(shard)

@@ -113,9 +113,10 @@ def nodes(root: Any, most: int) -> Iterator[Any]:
 def leaves(root: Any) -> list[torch.Tensor]:
     """The tensors that get gradients in a backward pass from this node."""
     variables = [getattr(node, "variable", None) for node in nodes(root, _MOST_OF_ALL)]
-    # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have.
+    # FSDP2's gathered tensor is also a parameter; replace it by the shard that optimizers have, and FSDP1's flat one by
+    # the parameters in it.
     shards = [getattr(one, "_conformance_shards", lambda one=one: one)() for one in variables]
-    return [one for one in shards if one is not None]
+    return [part for one in shards if one is not None for part in getattr(one, "_params", None) or (one,)]
 
 
 def _chain(node: Any) -> Iterator[tuple[Any, float | None]]:

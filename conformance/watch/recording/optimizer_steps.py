@@ -298,7 +298,8 @@ class _Steps:
         number = recording.optimizer(optimizer)
         # The optimizer in ZeRO steps its flat tensors one by one.
         count = held[0][0].steps if held and held[0][0].is_flat else recording.compared(number)
-        gradients = [(known, parameter.grad) for known, parameter in held]
+        # FSDP1 leaves no gradient where this rank has no element.
+        gradients = [(known, parameter.data if known.is_empty else parameter.grad) for known, parameter in held]
         if not recording.settings.looks_at(count):
             return records.Passed(number), gradients
         used = [(known, gradient) for known, gradient in gradients if gradient is not None]

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ WHOLE_AT_FIRST = 16
 
 _FLAT = "_is_flat_param"
 """The attribute of FSDP1's flat parameters."""
+
+IN_FLAT = "_conformance_in_flat"
+"""The attribute of a parameter that FSDP1 has in a flat one: its first element and its length there, the number of
+elements of a shard, the number of ranks, and its whole shape."""
 
 AT_ONCE = 16
 """Parameters of an optimizer to read in a window, or up to twice as many; the rest in later windows. So the cost of a
@@ -68,20 +73,22 @@ class Known:
     def of(cls, number: int, parameter: torch.Tensor) -> Known:
         layout = _layout(parameter)
         found = cls(number, weakref.ref(parameter), layout is None, *(layout or ((), 0, 0)))
-        found.is_gathered = bool(found.pieces) and hasattr(parameter, _FLAT)
+        found.is_gathered = bool(found.pieces) and any(hasattr(parameter, mark) for mark in (_FLAT, IN_FLAT))
         return found
 
     def split(self, gradient: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a gradient for all ranks with a shard."""
         if self.is_flat:
             gradient = gradient.flatten()
-        parts = [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
-        # FSDP1 fills the last shards up.
-        return (
-            [torch.nn.functional.pad(one, (0, len(parts[0]) - len(one))) for one in parts]
-            if self.is_gathered
-            else parts
-        )
+        if self.is_gathered and (missing := self.pieces[-1][1] - len(gradient)) > 0:
+            # FSDP1 fills the last shards up.
+            gradient = torch.nn.functional.pad(gradient, (0, missing))
+        return [gradient.narrow(self.cut, begin, end - begin) for begin, end in self.pieces]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this rank has no element of it."""
+        return self.is_gathered and self.pieces[self.piece][0] == self.pieces[self.piece][1]
 
     @property
     def is_read(self) -> bool:
@@ -190,6 +197,8 @@ class Parameters:
     def _describe(self, known: Known, parameter: Any) -> None:
         # DeepSpeed frees the values in between.
         shape = list(getattr(parameter, "ds_shape", parameter.shape))
+        if hasattr(parameter, IN_FLAT):
+            *_, shape = getattr(parameter, IN_FLAT)
         shards = 0 if known.is_cut_otherwise else max(1, len(known.pieces))
         name = self.name(parameter)
         dtype = str(parameter.dtype)[6:]
@@ -296,15 +305,21 @@ def _layout(parameter: torch.Tensor) -> tuple[tuple[tuple[int, int], ...], int, 
 
 def _flat_layout(parameter: Any) -> tuple[tuple[tuple[int, int], ...], int, int] | None:
     """The same for a parameter that is no DTensor: FSDP1 has flat parameters, or views of its shard of them."""
-    if not hasattr(parameter, _FLAT):
-        return None if hasattr(parameter, "_fsdp_flattened") else ((), 0, 0)
-    length, size, ranks = parameter._unpadded_unsharded_size.numel(), parameter._sharded_size.numel(), own_rank.world()
-    if size == length:
+    if not hasattr(parameter, "_fsdp_flattened"):
         return (), 0, 0
-    if size != -(-length // ranks):
+    if hasattr(parameter, _FLAT):
+        total, size = parameter._unpadded_unsharded_size.numel(), parameter._sharded_size.numel()
+        if size == total:
+            return (), 0, 0
+        begin, length, ranks = 0, size * own_rank.world(), -(-total // size)
+    elif hasattr(parameter, IN_FLAT):
+        begin, length, size, ranks, _ = getattr(parameter, IN_FLAT)
+    else:
         return None
-    pieces = tuple((min(length, rank * size), min(length, (rank + 1) * size)) for rank in range(ranks))
-    return pieces, torch.distributed.get_rank(), 0
+    if ranks != own_rank.world():
+        return None
+    cuts = [min(max(rank * size - begin, 0), length) for rank in range(ranks + 1)]
+    return tuple(pairwise(cuts)), torch.distributed.get_rank(), 0
 
 
 def is_partial(gradient: torch.Tensor) -> bool:
