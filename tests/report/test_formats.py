@@ -71,6 +71,9 @@ def test_the_lines_to_blame_are_shown_as_they_were(failing, tmp_path):
     assert [(place.label, place.code) for place in card.places] == [("inside", "> 9 | optimizer.step()")]
     render_html(failing, tmp_path / "page.html")
     page = html.unescape((tmp_path / "page.html").read_text())
+    # A line to change looks different from one to look at.
+    edits = [one.edit.role for one in cards(failing) if one.edit and one.edit.code]
+    assert page.count('class="cmd source change"') == edits.count("at") > 0
     texts = ("\n".join(card.lines()), markdown(digest(failing)), page)
     assert all(card.edit.code in text and card.places[0].code not in text for text in texts)
     # The title has the trainer's own line, so no other line repeats it.

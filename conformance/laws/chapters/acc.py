@@ -120,7 +120,7 @@ def averaged_once(window: Window) -> Outcome:
         observed=f"{seen} at {event}",
         why=f"every gradient is {times} of the mean, the result of {reasons}",
         shows=(*window.backwards[-1:], *collectives, *changes, event),
-        effect=f"Clipping compares {times} of the correct norm with its threshold."
+        effect=f"The clip gets {times} of the correct gradients."
         if isinstance(event, trace.Clip)
         else f"Window {window.number} steps with {times} of the correct gradients.",
     )
