@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
 from conformance.adapter.loading import place_of
@@ -31,7 +32,7 @@ from conformance.workloads.precision import Format
 def findings(judgement: Judgement, target: str) -> tuple[Finding, ...]:
     """The broken laws, MUSTs first. ``target``: the trainer's; its other files may lie next to its file."""
     numbers = _numbers(judgement)
-    return tuple(_finding(finding, numbers, judgement.runs[0], target) for finding in judgement.findings)
+    return tuple(_finding(finding, numbers, judgement.runs, target) for finding in judgement.findings)
 
 
 def timeline(judgement: Judgement) -> Timeline | None:
@@ -44,9 +45,9 @@ def timeline(judgement: Judgement) -> Timeline | None:
     return drawn.timeline(run, window, judgement.findings)
 
 
-def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: str) -> Finding:
+def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run], target: str) -> Finding:
     law, broken = finding.law, finding.broken
-    at = _called(broken.event, run, target) or result_lines.Lines("")
+    at = _called(broken.event, runs, target) or result_lines.Lines("")
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
         law=law.id,
@@ -55,7 +56,7 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
         expected=broken.expected,
         observed=broken.observed,
         why=broken.why,
-        fix=fitted(law.fix, run),
+        fix=fitted(law.fix, runs[0]),
         count=finding.count,
         ranks=tuple(finding.ranks),
         effect=broken.effect,
@@ -71,14 +72,16 @@ def _finding(finding: checking.Finding, numbers: str | None, run: Run, target: s
     )
 
 
-def _called(event: Event, run: Run, target: str) -> result_lines.Lines | None:
+def _called(event: Event, runs: Sequence[Run], target: str) -> result_lines.Lines | None:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
     neither a backward nor a step is in it, and one line calls it."""
     own = _line(event, target)
     if own is None or event.where is None or event.called_from is not None:
         return own
     path, _, function = event.where
-    steps = (one for one in run.ranks[event.rank].events if isinstance(one, (BackwardBegin, trace.Step)))
+    # A run that is resumed on more ranks has none of these before.
+    events = chain.from_iterable(run.ranks[event.rank].events for run in runs if event.rank < len(run.ranks))
+    steps = (one for one in events if isinstance(one, (BackwardBegin, trace.Step)))
     training = {one.where[2] for one in steps if one.where is not None and one.where[0] == path}
     line = call_of(path, function, _folder(target)) if training and function not in training else None
     if line is None:
