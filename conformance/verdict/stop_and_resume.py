@@ -122,7 +122,8 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
             continue
         resumed = "after the resume, " + (f"rank {rank.number}" if max(case.world_sizes) > 1 else "the trainer")
         if in_first_epoch(case, [rank]):
-            return Told(f"{resumed} reads the data in the order of epoch 0", "save the epoch too, and call `set_epoch`")
+            advice = "call `set_epoch` with the saved epoch before the first read after the resume"
+            return Told(f"{resumed} reads the data in the order of epoch 0", advice)
         if inside and stop in {attempt.window for attempt in before.attempts} and windows[0] != stop:
             return Told(
                 f"rank {rank.number} was stopped inside window {stop}, stepped it after {inside} of "

@@ -23,7 +23,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     "sums the ranks' gradients instead of averaging them",
     distributed,
     at="exchange",
-    fix="divide by the number of ranks once; DDP, FSDP and Horovod already do, so multiply by it nowhere",
+    fix="divide by the number of ranks once: by hand, or where a wrapper does it, nowhere else",
     why="A sum over ranks is the mean times the number of ranks",
     edit="find the divisor at or above gradient_change|backward",
 )
@@ -36,7 +36,7 @@ class SumOverRanks(Recurrence):
     "divides by the world size twice",
     distributed,
     at="exchange",
-    fix="divide by what one rank has, not by what all have; DDP, FSDP and Horovod average over the ranks already",
+    fix="divide by what all ranks have or by the number of ranks, not by both; DDP, FSDP and Horovod average already",
     why="The second division makes the mean smaller by the number of ranks",
     edit="find your own division by the number of ranks or by a count of all ranks at or above step",
 )

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import (
+    RARE,
     accumulating,
     decays,
     fault,
@@ -67,6 +68,20 @@ class LearningRateInMomentum(Recurrence):
 class ScheduleAhead(Recurrence):
     def place(self, step: int) -> int:
         return super().place(min(step + 1, self.problem.workload.steps - 1))
+
+
+@fault(
+    "is one step behind in the learning-rate schedule",
+    schedules,
+    at="schedule",
+    fix="set the rate of a step before it, from the number of steps taken so far",
+    why="Each step uses the learning rate of the one before",
+    edit='change schedule; find `["lr"]` at or above step',
+    among=RARE,
+)
+class ScheduleBehind(Recurrence):
+    def place(self, step: int) -> int:
+        return super().place(max(step - 1, 0))
 
 
 @fault(

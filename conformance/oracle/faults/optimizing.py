@@ -84,7 +84,7 @@ class UnfreezesLate(Recurrence):
     "recreates the optimizer when it unfreezes parameters, and loses the momentum",
     _unfreezes,
     has_momentum,
-    fix="keep the optimizer, and add unfrozen parameters with `add_param_group`",
+    fix="keep the optimizer and its state; `add_param_group` is for parameters that it does not have yet",
     why="A new optimizer starts with an empty momentum",
     edit="change the optimizer's creation above step",
 )

@@ -24,7 +24,7 @@ def moves(problem: Problem) -> bool:
 @fault(
     "trains on with its average of the weights after an evaluation",
     averages,
-    fix="after the evaluation, put the model's own weights back",
+    fix="after the evaluation, put the model's own weights back, from a copy (`clone()`)",
     why="The next step starts from averaged weights",
 )
 class AverageLeftInModel(Recurrence):
@@ -48,7 +48,7 @@ class AverageLeftInModel(Recurrence):
 @fault(
     "trains on with its moving average of the weights after an evaluation",
     moves,
-    fix="after the evaluation, put the model's own weights back",
+    fix="after the evaluation, put the model's own weights back, from a copy (`clone()`)",
     why="The next step starts from averaged weights",
 )
 class MovingAverageLeftInModel(AverageLeftInModel):

@@ -12,6 +12,11 @@ from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
+_FIX = (
+    "divide each sum of losses by the weight of the window on all ranks; where a wrapper averages over the ranks, by "
+    "that weight / number of ranks"
+)
+
 
 def _weighted(problem: Problem) -> bool:
     return problem.workload.loss == "weighted"
@@ -21,7 +26,7 @@ def _weighted(problem: Problem) -> bool:
     "averages the micro-batches' weighted means instead of dividing by the global weight",
     _weighted,
     lambda problem: accumulating(problem) or distributed(problem),
-    fix="divide each sum of losses by the weight of the window on all ranks",
+    fix=_FIX,
     why="A sample in a light micro-batch counts more than in a heavy one",
     edit="find the divisor at or above gradient_change|backward",
 )
@@ -34,7 +39,7 @@ class MeanOfMicroBatchMeans(Recurrence):
     "averages the ranks' weighted means instead of dividing by the global weight",
     _weighted,
     distributed,
-    fix="divide each sum of losses by the weight of the window on all ranks",
+    fix=_FIX,
     why="A sample on a light rank counts more than on a heavy one",
     edit="find the divisor at or above gradient_change|backward",
 )
