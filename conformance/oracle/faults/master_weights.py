@@ -63,6 +63,7 @@ def _are_fine(problem: Problem) -> bool:
     "rounds the model's weights to bfloat16 when it copies them from its master weights",
     computes_precisely,
     _are_fine,
+    is_fine=has_wide_bounds,
     fix="copy the masters in the precision of the model's weights",
     why="The masters are correct, but gradients are those of rounded weights",
 )
