@@ -317,6 +317,10 @@ def _follows(call: Place, at: Place, side: str) -> bool:
 
 
 def _changed(place: Place, do: str, to: str | None) -> str:
+    # A name may be another one's by then, such as of a window that is loaded ahead.
+    sizes = re.findall(r"len\((\w+)\)", to or "")
+    if any(re.match(rf"\s*{name} = ", text) for name in sizes for text in place.numbered.values()):
+        return place.code
     method = _METHOD.fullmatch(place.own) if to else None
     if not place.own or (method is None and do == "change"):
         return place.code

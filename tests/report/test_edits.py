@@ -353,6 +353,13 @@ def test_a_line_does_not_move_from_function_to_function(tmp_path: Path) -> None:
     assert edit is not None and edit.said("a.py") == "move line 3 above line 2"
 
 
+@pytest.mark.parametrize(("line", "is_shown"), [("window = next(data)", False), ("windows += 1", True)])
+def test_a_size_of_a_name_that_changes_before_is_not_written(tmp_path: Path, line: str, is_shown: bool) -> None:
+    places = _places(tmp_path, f"for window in data:\n    {line}\n    loss.backward()\n", backward=3)
+    edit = edit_of("change backward to `({} / len(window)).backward()`", places)
+    assert edit is not None and ("(loss / len(window)).backward()" in edit.code) == is_shown
+
+
 def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
     edit = edit_of("zero_grad below step", _places(tmp_path, "optimizers[p].step()\n", step=1))
     assert edit is not None and edit.said("a.py") == "add `optimizers[p].zero_grad()` below line 1"

@@ -70,7 +70,7 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
         # Intended for an average over perturbed weights. A bug in a closure that an optimizer of torch calls at several
         # weights, because it must clear the gradients of the previous call.
         if window.saw_several_weights and step.closure and not step.is_own:
-            found = Finding.of(window, "watch/cleared", said("not-cleared"))
+            found = Finding.of(window, "watch/cleared", said("not-cleared-in-closure"))
             findings.add(found)
             return {found.shows}
         if window.saw_several_weights:

@@ -47,7 +47,8 @@ FIXES: Mapping[str, str] = {
     "returned-differ": "call `loss.backward()`, because DDP does not average what `torch.autograd.grad` returns, or "
     "all-reduce `p.grad`",
     "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
-    "micro-batches-own": "leave `no_sync()` before the forward pass of the last micro-batch",
+    "not-cleared-in-closure": "call `optimizer.zero_grad()` at the start of the closure",
+    "micro-batches-own": "end `no_sync()` before the forward pass of the last micro-batch",
     "micro-batches-missing": "do not clear or replace gradients between the backward passes of a step",
     "divided-again": _AFTER_THE_LAST,
     "summed-again": _AFTER_THE_LAST,
@@ -123,6 +124,7 @@ FIXES: Mapping[str, str] = {
 """What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
 
 EDITS: Mapping[str, str] = {
+    "not-cleared-in-closure": "add `optimizer.zero_grad()` above backward",
     "micro-batches-own": "find `no_sync` at or above no_sync|forward",
     "micro-batches-missing": "zero_grad below step",
     "micro-batches.sum": "change backward to `({} / micro_batches).backward()`",
