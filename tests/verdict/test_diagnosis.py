@@ -9,7 +9,7 @@ import pytest
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults import CATALOGUE, KNOWN, applicable
-from conformance.oracle.faults.averaging import LossSummed, SumOverRanks, SumOverWindow, WindowDividedTwice
+from conformance.oracle.faults.averaging import LossSummed, SumOverRanks, SumOverWindow
 from conformance.oracle.faults.clip_and_scale import ClipsEachOptimizer, ClipsEachPart, NotClipped
 from conformance.oracle.faults.optimizing import NoWeightDecay, WeightDecayTwice
 from conformance.oracle.recurrence import Recurrence, deviating
@@ -147,8 +147,8 @@ def in_windows(textbook, decision, *numbers):
         ),
         (
             "single-acc2-fp32-epoch-schedule",
-            in_windows(WindowDividedTwice, "over_window", 1, 3, 5),
-            "window-divided-twice only at the end of an epoch",
+            in_windows(SumOverWindow, "over_window", 1, 3, 5),
+            "sum-over-window only at the end of an epoch",
         ),
         (
             "single-acc2-fp16-overflow",

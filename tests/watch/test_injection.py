@@ -63,7 +63,7 @@ def test_output_random_numbers_and_weights_are_unchanged(tmp_path):
     assert plain.returncode == 0, plain.stderr
     assert b"ran ['--lr', 'a b'] True" in plain.stdout
     assert watched.stdout.startswith(plain.stdout)
-    assert b"CONFORMS: 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
+    assert b"CONFORMS: train.py: 6 of 6 steps" in watched.stdout[len(plain.stdout) :]
     assert watched.stderr == plain.stderr
     assert watched.returncode == 0
 
@@ -176,7 +176,7 @@ def test_modules_of_the_script_may_have_names_of_the_standard_library(tmp_path):
     (tmp_path / "train.py").write_text(f"{first}print(fcntl.OWN, resource.OWN)\n{TRAINS}")
     found = watched("/", sys.executable, str(tmp_path / "train.py"))
     assert found.stdout.startswith(b"its own its own\n"), found.stderr
-    assert b"CONFORMS: 4 of 4 steps" in found.stdout
+    assert b"CONFORMS: train.py: 4 of 4 steps" in found.stdout
 
 
 @pytest.mark.parametrize("ends", ["at exit", "hooks"])
