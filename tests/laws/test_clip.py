@@ -12,8 +12,6 @@ from .findings import all_checked, broken_of, checked, found, laws_in, tables
 
 APART = [[2.0, 0.0], [0.0, 1.0]]
 HELD = event("optimizer")
-#: A change of the gradients that is no multiplication.
-WRITTEN = event("gradient_change", parameters=[0, 1], factor=None)
 broken = partial(broken_of, {"clip"})
 
 
@@ -71,10 +69,6 @@ BREAKING = {
     },
     "clip/before-step": {
         "after the step": lambda: alone(step(), clip(), event("zero_grad")),
-        "written again, of a larger norm": lambda: alone(clip(), WRITTEN, step(gradients=[0.8, -0.8])),
-        "written again, with a larger entry": lambda: alone(
-            clip(kind="value", norm=None), WRITTEN, step(gradients=[0.5, -2.0])
-        ),
     },
     "clip/once-per-window": {
         "for each micro-batch": lambda: alone(clip(), micro_batch(gradients="some"), clip(), step(), **TWO),
@@ -112,10 +106,6 @@ ALLOWED = {
         ]
     ),
     "before a step that is skipped": lambda: alone(clip(), event("skip")),
-    "written again, and small enough": lambda: alone(clip(), WRITTEN, step(gradients=[0.6, -0.8])),
-    "multiplied after it": lambda: alone(clip(), {**WRITTEN, "factor": 4.0}, step(gradients=[3.0, -3.0])),
-    "others written": lambda: alone(clip(0), {**WRITTEN, "parameters": [1]}, step(gradients=[1.0, 4.0])),
-    "only the norm read, and written again": lambda: alone(clip(threshold="inf"), WRITTEN, step(gradients=[3.0, 4.0])),
     "the norm read after the step": lambda: alone(clip(), step(), clip(threshold="inf")),
     "after the step, and cut off": lambda: alone(step(), clip(), event("raised")),
     "steps for each micro-batch, for another law": lambda: alone(clip(), step(), micro_batch(), clip(), step(), **TWO),
@@ -168,7 +158,6 @@ def test_after_the_step_of_its_optimizer():
     ("law", "name", "told"),
     [
         ("clip/after-sync", "clipped apart", "the norm 2 on rank 0 and 1 on rank 1"),
-        ("clip/before-step", "written again, of a larger norm", "used them, with the norm 1.13137"),
         ("clip/once-per-window", "for each micro-batch", "clipped again"),
         ("clip/all-parameters", "a generator used up", "got no parameters"),
         ("clip/all-parameters", "a parameter left out", "left out bias"),

@@ -18,9 +18,6 @@ from conformance.trace.short_texts import enumerated, number
 
 DOCS = "PyTorch documentation, torch.nn.utils.clip_grad_norm_"
 
-#: A factor is the quotient of two numbers of at least 16 bits, each rounded.
-_ROUNDING = 2**-7
-
 _FIX = """
     for batch in window:
         (criterion(model(batch.inputs), batch.targets) / len(window)).backward()  # the last one averages over ranks
@@ -121,7 +118,6 @@ def _differ(same: Sequence[trace.Clip]) -> bool:
     advice="clip between the last backward of the window and `optimizer.step()`",
     edit="it above step",
     fix=_FIX,
-    unless=("clip/after-sync", "hvd/synchronize-before-clip"),
     needs=(trace.Clip,),
 )
 def before_step(window: Window) -> Outcome:
@@ -129,14 +125,8 @@ def before_step(window: Window) -> Outcome:
     for clip in clips if window.ended else ():
         # Steps of optimizers with some of the clipped parameters.
         steps = [one for one in window.attempts if not held.get(one.optimizer, set()).isdisjoint(clip.parameters)][-1:]
-        if not steps:
-            continue
-        if steps[0].seq > clip.seq:
-            if (overwritten := _overwritten(window, clip, steps[0])) is not None:
-                return overwritten
-            continue
         # A clip after another backward is of other gradients.
-        if window.between(trace.BackwardBegin, after=steps[0], before=clip):
+        if not steps or steps[0].seq > clip.seq or window.between(trace.BackwardBegin, after=steps[0], before=clip):
             continue
         return Broken(
             clip,
@@ -147,34 +137,6 @@ def before_step(window: Window) -> Outcome:
             effect=f"Window {window.number} steps with unclipped gradients.",
         )
     return OK if clips and window.attempts else None
-
-
-def _overwritten(window: Window, clip: trace.Clip, step: trace.Attempt) -> Broken | None:
-    """Finds gradients that are written again after their clip, and that the step uses above the threshold."""
-    changes = window.between(trace.GradientChange, after=clip, before=step)
-    # Multiplied gradients are still the clipped ones.
-    written = [one for one in changes if one.factor is None and not set(one.parameters).isdisjoint(clip.parameters)]
-    if not written or step.gradients is None or window.between(trace.BackwardBegin, after=clip, before=step):
-        return None
-    owners = window.plan.model.tensor_of
-    own = [one for one, owner in zip(step.gradients, owners, strict=False) if owner in clip.parameters]
-    finite = [float(one) for one in own if one is not None and not isinstance(one, str)]
-    is_norm = clip.kind == "norm" and clip.norm_type == 2.0
-    size = hypot(*finite) if is_norm else max(map(abs, finite), default=0.0)
-    if isinstance(clip.threshold, str) or size <= clip.threshold * (1 + _ROUNDING):
-        return None
-    of = "the norm" if is_norm else "an entry"
-    return Broken(
-        clip,
-        expected=f"no new gradients between `{clip.function}` and the step",
-        observed=f"after {clip}, the gradients were written again; {step} used them, with {of} {number(size)}",
-        why=f"the threshold is {number(clip.threshold)}, and what was written is not clipped",
-        shows=(clip, written[-1], step),
-        effect=f"Window {window.number} steps with unclipped gradients.",
-        fault="writes the gradients again after the clip",
-        advice="clip after the last write of the gradients, such as a copy of their average",
-        edit="find the write of the gradients from it",
-    )
 
 
 @law(
@@ -277,6 +239,10 @@ def _with_gradients(window: Window, step: trace.Attempt) -> set[int]:
         return set()
     found = {owner for owner, one in zip(owners, gradients, strict=True) if one is not None}
     return found & trainable(window.rank).get(step.optimizer, set())
+
+
+#: A factor is the quotient of two numbers of at least 16 bits, each rounded.
+_ROUNDING = 2**-7
 
 
 @law(
