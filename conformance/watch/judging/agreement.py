@@ -91,8 +91,9 @@ def _norms_of_shards(here: list[Window], findings: Findings) -> None:
     by_rank = [[(clip, window) for _, clip in window.clips if _is_of_shards(window, clip)] for window in here]
     for calls in zip(*by_rank, strict=False):
         (least, low), (most, high) = (choose(calls, key=lambda one: factor_of(one[0])) for choose in (min, max))
-        ratio = factor_of(least) / factor_of(most)
-        if len(calls) == len(here) and ratio < 1 - _APART:
+        # A limit of 0 leaves nothing.
+        if 0 < factor_of(least) < factor_of(most) * (1 - _APART):
+            ratio = factor_of(least) / factor_of(most)
             of = {"parameters": len({*least.parameters}), "rank": low.rank, "other": high.rank, "ratio": ratio}
             effect = said("steps-farther", times=1 / ratio)
             found = _of(low, "watch/one-factor", said("ranks-by-factor", **of), (low.rank, high.rank), effect)

@@ -151,9 +151,11 @@ class Leaves:
             flat.register_hook(_unsaved(partial(self._see_all, parts)))
 
     def _noting_all(self, parts: Sequence[tuple[Any, int, int]], gradient: torch.Tensor | None) -> None:
-        for reference, begin, length in parts if gradient is not None else ():
+        if gradient is None:
+            return
+        for reference, begin, length in parts:
             known = self._recording.parameters.find(reference())
-            if known is not None and gradient is not None:
+            if known is not None:
                 self._noting(known, None, gradient[begin : begin + length])
 
     def see(self, known: Known, gradient: torch.Tensor | None) -> None:
