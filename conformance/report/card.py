@@ -14,7 +14,7 @@ from conformance.oracle.faults import KNOWN
 from conformance.results import Results
 from conformance.results.result_lines import PAIR, PASSED, CaseRecord, Finding, Moment, Reason
 
-from .case_edits import OF_GUARDS, edit_of_call, edits_of, known_lines, single_bugs
+from .case_edits import OF_RESUMES, edit_of_call, edits_of, known_lines, single_bugs
 from .causes import doing
 from .edits import Edit, edit_of, in_names
 from .effect import effect
@@ -244,7 +244,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     known = known_lines(example, law)
     edit = edit_of(edits_of(law, text, bugs, cause, reason, is_known=is_known) or edit_of_call(of_error, known), known)
     # What a resume gets wrong is between save, load and the first step, not where it shows.
-    only = (RESUMES, SAVES) if cause.key in OF_GUARDS else ()
+    only = (RESUMES, SAVES) if cause.key in OF_RESUMES else ()
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
     if edit is not None and role != RAISED:
         first = own_place(example, looked[0][1]) if looked else None

@@ -12,13 +12,28 @@ from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Li
 from .places import Place, calls_of, kind_of, own_place
 from .signs import Cause
 
-OF_GUARDS = {
+#: By the guard of a resume.
+OF_RESUMES = {
     "resumes at another place in the data": "find the restored place in the data from load",
     "resumed with other weights": "find the restored weights from load",
     "resumed with other state of the optimizer": "find the restored optimizer from load",
     "resumed at the same loss scale": "find the restored loss scale from load",
     "random numbers after the resume": "find the restored random state from load",
     "averages of weights after the resume": "find the restored average from load",
+}
+
+_FACTOR = "find the factor at or above gradient|loss"
+#: By the kind of a cause and its key.
+OF_CAUSES: Mapping[tuple[str, str], str] = {
+    ("guard", "weights changed outside the steps"): "change weights",
+    ("guard", "factors by parameter"): _FACTOR,
+    ("guard", "factors by rank"): _FACTOR,
+    ("guard", "factors by micro-batch"): _FACTOR,
+    ("setup", "optimizer"): "change optimizer",
+    ("setup", "learning rate"): "change rate; change scheduler",
+    ("setup", "clip"): "change clip",
+    ("setup", "loss"): "change loss",
+    ("setup", "start"): "change beginning",
 }
 
 OF_REASONS = {"overflow kept": "zero_grad also if skipped; find the skipped step at or above step"}
@@ -46,8 +61,14 @@ def edits_of(
     law: Finding | None, text: Law | None, bugs: Sequence[str], cause: Cause, reason: Reason, *, is_known: bool
 ) -> str:
     """The data of the edit: of the law, of the guard, of the reason, or of the known bugs if they agree."""
-    if cause.key in OF_GUARDS:
-        return OF_GUARDS[cause.key]
+    if cause.key in OF_RESUMES:
+        return OF_RESUMES[cause.key]
+    if cause.kind == "factor":
+        return _FACTOR
+    if (edit := OF_CAUSES.get((cause.kind, cause.key))) is not None:
+        return edit
+    if cause.kind == "guard" and reason.edit:
+        return reason.edit
     if law is not None and text is not None and not is_known:
         return "; ".join(filter(None, (law.edit, "change origin", text.edits)))
     if law is None and cause.kind == "reason" and reason.code in OF_REASONS:

@@ -125,8 +125,8 @@ class Failure(Alike):
 
     @property
     def example(self) -> CaseRecord:
-        """The smallest of the cases that show most: more than numbers, and no other cause."""
-        return min(self.cases, key=lambda case: (*self._hides(case), *_size(case)))
+        """The smallest of the cases that show most: more than numbers, no other cause, and lines that write."""
+        return min(self.cases, key=lambda case: (*self._hides(case), not case.is_followed, *_size(case)))
 
     def _hides(self, case: CaseRecord) -> tuple[bool, bool]:
         others = self.others.get(id(case), ())

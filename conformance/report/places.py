@@ -136,7 +136,10 @@ def own_line(case: CaseRecord, where: str) -> tuple[str, int] | None:
 
 
 #: The calls that can cause wrong weights or a wrong gradient, by the kind of event, the likeliest first.
-_CALLS = {"weights": ("step", "schedule"), "gradient": ("backward", "unscale", "clip", "step")}
+_CALLS = {
+    "weights": ("weights", "step", "schedule"),
+    "gradient": ("gradient", "backward", "unscale", "clip", "step"),
+}
 
 #: The roles of lines that may be wrong.
 CALLS = frozenset(call for calls in _CALLS.values() for call in calls)
@@ -167,6 +170,12 @@ def calls_of(case: CaseRecord) -> dict[str, Lines]:
     if first is not None and first.where is not None:
         found["step" if first.quantity == "weights" else "backward_begin"] = Lines(first.where, first.source)
     found = {kind_of(event): line for event, line in found.items()}
+    if case.is_followed:
+        # A change of gradients by hand comes after the loss, and so divides last.
+        divides = found.get("gradient", found.get("loss"))
+        found |= {} if divides is None else {"division": divides}
+        if "step" in found and found["weights"].where == found["step"].where:
+            del found["weights"]
     return found | {kind: at for kind, at in (("load", case.read_at), ("save", case.saved_at)) if at is not None}
 
 

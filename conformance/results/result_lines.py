@@ -173,6 +173,11 @@ class CaseRecord:
         return self.verdict in NOT_CONFORMING
 
     @property
+    def is_followed(self) -> bool:
+        """Whether the lines that write weights are known."""
+        return "weights" in self.calls
+
+    @property
     def repro_command(self) -> str:
         """The command that writes a standalone script that shows why the case fails."""
         return f"conformance repro {self.id} {quoted(self.target)}"
@@ -186,6 +191,7 @@ class Reason:
     where: Annotated[str | None, "the lines that it refers to: `train.py:41`, as in a finding"] = None
     source: Annotated[tuple[str, ...], "the text of each line in `where`, as in a finding"] = ()
     advice: Annotated[str | None, "what to do"] = None
+    edit: Annotated[str, "where code changes, as data"] = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.cases.matrix import possible
-from conformance.results.result_lines import CaseRecord, Reason
+from conformance.results.result_lines import CaseRecord, Reason, Verdict
 from conformance.runner.front.client import RunnerError, run_case
 from conformance.suite.items import Item
 from conformance.suite.servers import Servers
@@ -16,6 +16,9 @@ from conformance.verdict.ending import hung_at
 from conformance.verdict.judge import judge
 from conformance.verdict.paths import shortened
 from conformance.verdict.record import record, without_evidence
+
+#: A case with one of these verdicts is run again, line by line: others have a line already, or none.
+_FOLLOWED: tuple[Verdict, ...] = ("FAIL (numerics)", "FAIL (law)", "DIVERGED", "SETUP")
 
 
 def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = None) -> CaseRecord:
@@ -31,20 +34,39 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
     except RunnerError:
         raise
     except Exception as error:
-        what = " ".join("".join(traceback.format_exception_only(error)).split())
         headline = (
-            f"the harness failed, so the trainer cannot be judged: {what}; this is a bug in conformance: please report "
-            "it with the traceback in the report"
+            f"the harness failed, so the trainer cannot be judged: {_said(error)}; this is a bug in conformance: "
+            "please report it with the traceback in the report"
         )
         found = replace(
             without_evidence(item.case, item.trainer, item.target, item.command, "INCONCLUSIVE", headline),
             reason=Reason(f"harness failed: {type(error).__name__}"),
             unjudged=shortened(traceback.format_exc()),
         )
+    if found.verdict in _FOLLOWED and servers.is_first(found):
+        found = _with_lines(found, item, servers, time_limit)
     return replace(found, possible=possible(item.case.backend), declared=item.declared, undeclared=item.undeclared)
 
 
-def _record(item: Item, servers: Servers, time_limit: float, traces: Path | None) -> CaseRecord:
+def _with_lines(first: CaseRecord, item: Item, servers: Servers, time_limit: float) -> CaseRecord:
+    """A failed case, run again to know which lines write gradients and weights. If it ends in another way, the first
+    result stays."""
+    try:
+        again = _record(item, servers, time_limit, None, by_line=True)
+    except RunnerError:
+        raise
+    except Exception as error:
+        return replace(first, notes=(*first.notes, f"the lines that write are unknown: {_said(error)}"))
+    return again if again.verdict == first.verdict else first
+
+
+def _said(error: Exception) -> str:
+    return " ".join("".join(traceback.format_exception_only(error)).split())
+
+
+def _record(
+    item: Item, servers: Servers, time_limit: float, traces: Path | None, *, by_line: bool = False
+) -> CaseRecord:
     named = item.case, item.trainer, item.target, item.command
     if item.verdict is not None:
         return without_evidence(*named, item.verdict, item.reason)
@@ -52,7 +74,7 @@ def _record(item: Item, servers: Servers, time_limit: float, traces: Path | None
     if (hung := servers.patience.lost_with(kind)) is not None:
         return without_evidence(*named, "NOT RUN", f"{hung}; --case runs a single one of the others")
     server = servers.get(*kind)
-    spec = item.case.spec()
+    spec = item.case.spec() | ({"by_line": True} if by_line else {})
     outcome = run_case(server.run, spec, time_limit)
     if traces is not None:
         folder = file.folder_of(traces, item.trainer, item.case.id)

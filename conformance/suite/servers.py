@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from conformance.adapter.declaration import Declaration
 from conformance.cases.case import Case
+from conformance.results.result_lines import CaseRecord
 from conformance.runner.front.client import ForkServer, Outcome
 from conformance.suite.options import TIME_LIMIT
 
@@ -49,6 +50,7 @@ class Servers:
         self.patience = Patience()
         self._stack = ExitStack()
         self._servers: dict[tuple[str, str], Server] = {}
+        self._signs = set[object]()
 
     def get(self, target: str, backend: str) -> Server:
         """Raises TrainerError, Unavailable, RunnerError."""
@@ -59,6 +61,16 @@ class Servers:
             server.start()
             self._servers[target, backend] = server
         return self._servers[target, backend]
+
+    def is_first(self, failed: CaseRecord) -> bool:
+        """Whether no earlier case failed with the same signs."""
+        guards = tuple(one.name for one in failed.guards if not one.holds)
+        laws = tuple(one.law for one in failed.findings)
+        reason = failed.reason.code if failed.reason else None
+        signs = failed.target, failed.verdict, reason, guards, laws, failed.mistake, failed.explained_by
+        is_new = signs not in self._signs
+        self._signs.add(signs)
+        return is_new
 
     @property
     def slow(self) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from threading import get_ident
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.distributed_c10d import _world
@@ -22,13 +22,27 @@ from conformance.trace.state.identities import Numbers
 from conformance.trace.state.nested import Nested, Wrappers
 from conformance.trace.state.optimizer_state import algorithm, held_by, kind_of, settings, unwrapped, without_rates
 from conformance.trace.state.payloads import Payloads
-from conformance.trace.state.site import Sites
+from conformance.trace.state.site import Called, Sites
 from conformance.trace.state.topology import reached, settings_of_horovod
 from conformance.trace.state.watched import Watched
 from conformance.trace.tensor_values import Number
 
 DURING = ("forward", "backward", "synchronize", "unscale", "step")
 """The activities that events name in `during`; observers track more."""
+
+
+class Lines(Protocol):
+    """Knows which lines write what. None in a case that is not followed line by line."""
+
+    def written(self, what: str) -> Called | None:
+        """The line that wrote ``what`` last."""
+
+    def creates(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is created, by the current line."""
+
+    def divides(self, root: Any) -> None:
+        """Note the line that divides the loss of the backward that begins at the node ``root``."""
+
 
 _OF_CURRENT = {"clip", "norm", "zero_grad", "gradient_change"}
 """Events of the gradients that `look` watches."""
@@ -49,6 +63,8 @@ class Recording:
     scale: loss scale while an enabled GradScaler is in its `step`, else None.
     skipped: optimizers whose steps were skipped since the last forward.
     asked: what the trainer has taken from its task: "model", "schedule", "loss scaling", "clip", "average".
+    goes_by_line: whether the lines that write gradients and weights are noted. averaged: the average of weights that
+    the trainer reported last.
     splits_state: whether ranks may keep parts of an optimizer's state. state_bytes: bytes of state that the optimizers
     of the last step keep on this rank; None before the first step.
     """
@@ -98,13 +114,20 @@ class Recording:
         self.splits_state = backend is not None and backend.paths == "sharded"
         self.state_bytes: int | None = None
         self.gradients = Gradients(self.watched, self.payloads)
+        self.goes_by_line = spec is not None and bool(spec.get("by_line"))
+        self.lines: Lines | None = None
+        self.averaged: tuple[torch.Tensor, ...] = ()
 
     def note(self, event: str, **fields: Any) -> int:
         """Emit {"event", "rank", "seq", "time", "where", **fields}, and "called_from" if it differs from "where". The
         fields are plain JSON values; only hindsight reads `copy`, `of_copy`, `own` and `of_models`.
 
         Returns the event's ``seq``."""
-        where, called_from = self.sites.of(sys._getframe(1))
+        return self.note_at(self.sites.of(sys._getframe(1)), event, **fields)
+
+    def note_at(self, site: Called, event: str, **fields: Any) -> int:
+        """Like `note`, with the lines to name."""
+        where, called_from = site
         seq = self._last_seq = next(self._seq)
         if called_from is not None:
             fields = {"called_from": called_from, **fields}
@@ -138,11 +161,15 @@ class Recording:
             change = self.gradients.look(self._last_seq)
         if change is None:
             return
+        at = (self.lines and self.lines.written("gradient")) or self.sites.of(sys._getframe(1))
         if change.cleared:
-            self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
+            self.note_at(
+                at, "zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none
+            )
         if change.changed:
             masters = {"of_masters": True} if self.watched.computing is not self.watched.current else {}
-            self.note(
+            self.note_at(
+                at,
                 "gradient_change",
                 parameters=change.changed,
                 factor=change.factor,

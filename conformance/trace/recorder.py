@@ -127,6 +127,7 @@ class Recorder(Recording):
         harmless(self._report_average)(step, weights)
 
     def _report_average(self, step: int, weights: Sequence[torch.Tensor | None]) -> None:
+        self.averaged = tuple(one for one in weights if one is not None)
         self.note("average_report", step=step, weights=self.watched.weights(tuple(weights)))
 
     def _buffers(self) -> None:

@@ -27,6 +27,9 @@ _TRAIN = ("trained", "recomputed")
 #: The relative rounding error of float32.
 _UNIT = Fraction(1, 2**24)
 
+#: An average has no event unless it is one of torch's.
+_OF_AVERAGES = "change averaging; change average"
+
 
 @dataclass(frozen=True)
 class Fate:
@@ -72,7 +75,9 @@ def _look_at_average(case: Case, judgement: Judgement) -> None:
     expected = "those of the steps"
     judgement.guards += (guard(AVERAGE, expected, found.wrong, diagnosis=found.diagnosis, where=found.where),)
     if found.wrong is not None:
-        judgement.overrule("FAIL (numerics)", found.wrong, Reason(where=found.where, advice=found.advice))
+        judgement.overrule(
+            "FAIL (numerics)", found.wrong, Reason(where=found.where, advice=found.advice, edit=_OF_AVERAGES)
+        )
 
 
 # Buffers: a count of a model's samples, and a sum over them. Several owners are valid: DistributedDataParallel sends

@@ -174,8 +174,41 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
         kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
     }
     lines = {kind.event: _line(event, target) for kind, event in best.items()}
+    lines |= _written(judgement, window, target)
     return {kind: line for kind, line in lines.items() if line is not None}
 
+
+def _written(judgement: Judgement, window: int | None, target: str) -> dict[str, result_lines.Lines | None]:
+    """The line that last wrote each quantity until the end of a window; none if the case was not followed by line.
+
+    gradient: by hand, after the last backward and before the step. between: by hand, between two backwards. leftover:
+    what the window's gradients are added to.
+    beginning: the first weights.
+    """
+    found: dict[str, Event] = {}
+    for rank in (rank for run in reversed(judgement.runs) for rank in reversed(run.ranks)):
+        lines = [one for one in rank.of(trace.Line) if window is None or one.window is None or one.window <= window]
+        passes = [one for one in rank.of(BackwardBegin) if one.window == window]
+        end = next((one.seq for one in rank.of(trace.Step) if one.window == window), math.inf)
+        calls = chain.from_iterable(map(rank.of, _WRITING))
+        known = {one.line for one in (*passes, *calls) if getattr(one, "by", "") != "hand"}
+        for one in lines:
+            if one.writes != "gradient":
+                found[one.writes] = one
+            if one.writes == "weights" and one.window is None:
+                found["beginning"] = one
+            if one.writes == "gradient" and one.line not in known and passes:
+                if one.seq < passes[0].seq:
+                    found["leftover"] = one
+                elif one.seq < passes[-1].seq:
+                    found["between"] = one
+                elif one.seq < end:
+                    found["gradient"] = one
+    return {what: _line(one, target) for what, one in found.items()}
+
+
+#: Events of the calls that write gradients.
+_WRITING: tuple[type[Event], ...] = (trace.ZeroGrad, trace.Clip, trace.Unscale, trace.Step)
 
 #: The steps of a long run that the results file keeps: the first ones, then evenly spaced ones.
 _FIRST, _LATER = 20, 40

@@ -9,7 +9,7 @@ import pytest
 
 from conformance.laws.law import catalogue
 from conformance.oracle import faults
-from conformance.report.case_edits import OF_GUARDS
+from conformance.report.case_edits import OF_CAUSES, OF_RESUMES
 from conformance.report.edits import Edit, edit_of
 from conformance.report.places import CALLED_FROM, Place
 from conformance.trace.state.site import around
@@ -60,6 +60,8 @@ EVERY = dict.fromkeys(
     [
         *("it", "origin", "exchange", "load", "save", "optimizer", "wrap", "no_sync", "forward"),
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
+        *("beginning", "loss", "division", "divisor", "between", "gradient", "leftover"),
+        *("weights", "rate", "scheduler", "averaging", "average"),
     ],
     Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),
 ) | {
@@ -372,11 +374,15 @@ def test_lines_that_call_a_call_are_left_out_with_it():
     assert edit.others((*seen, *call)) == edit.others((*call, *seen)) == seen
 
 
-def test_edits_of_guards_are_of_guards_that_exist():
+def test_edits_are_of_guards_and_setups_that_exist():
     verdict = "".join(path.read_text() for path in (ROOT / "conformance" / "verdict").glob("*.py"))
-    for key in OF_GUARDS:
+    for key in OF_RESUMES:
         what = key.removeprefix("resumed with other ")
         assert (f'"{key}"' in verdict) or (f'"{what}": lambda' in verdict and what != key)
+    for _, key in OF_CAUSES:
+        kind = key.removeprefix("factors by ")
+        assert f'"{kind}"' in verdict
+        assert f'"{key}"' in verdict or f'"factors by {{kind}}"' in verdict
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _never_backpropagated(window: Window) -> Broken | None:
     source=f'{GUIDE}: "average the summed gradients by dividing them by N (or equivalently, divide the loss by N '
     'before each backward pass)"; DistributedDataParallel averages over ranks by itself, and so does Horovod',
     advice="divide each loss by the number of micro-batches in its window, and average over the ranks once",
-    edit="find the divisor at or above backward",
+    edit="change division; find the divisor at or above backward",
     fix="""
         for batch in window:  # the last window of an epoch may be shorter
             loss = criterion(model(batch.inputs), batch.targets) / len(window)

@@ -31,7 +31,7 @@ _FIX = """
         momentum that never decays.""",
     source="PyTorch, torch.optim.Optimizer.zero_grad and torch.Tensor.backward: gradients accumulate in the leaves",
     advice="call `optimizer.zero_grad()` once a window: before its first backward, or after its step",
-    edit="zero_grad below step",
+    edit="change leftover; zero_grad below step",
     fix=_FIX,
 )
 def cleared_between_windows(window: Window) -> Outcome:

@@ -112,6 +112,7 @@ def _in_other(event: trace.Forward | trace.BackwardEnd, again: str, computes: st
     source='PyTorch, torch.autocast: "You should not call half() or bfloat16() on your model(s) or inputs when using '
     'autocasting"',
     advice="keep the model in float32, and run its forward under `torch.autocast`",
+    edit="change beginning; change optimizer",
     fix="""
         model = model.float()  # autocast casts for the forward
         optimizer = torch.optim.AdamW(model.parameters(), lr)

@@ -27,6 +27,7 @@ DOCS = "PyTorch documentation, torch.nn.parallel.DistributedDataParallel"
         models, (1/N) Σ ∇L(w_r), and no single model is trained.""",
     source=f'{GUIDE}: "DDP broadcasts parameters on model instantiation"',
     advice="broadcast the weights of rank 0 before the first step",
+    edit="change beginning; add the broadcast of the weights above forward",
     fix="""
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)  # DistributedDataParallel(model) does this itself

@@ -25,7 +25,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     at="exchange",
     fix="divide by the number of ranks once: by hand, or where a wrapper does it, nowhere else",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change division; find the divisor at or above backward",
 )
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -38,7 +38,7 @@ class SumOverRanks(Recurrence):
     at="exchange",
     fix="divide by what all ranks have or by the number of ranks, not by both; DDP, FSDP and Horovod average already",
     why="The second division makes the mean smaller by the number of ranks",
-    edit="find your own division by the number of ranks or by a count of all ranks at or above step",
+    edit="change division; find your own division by the number of ranks or by a count of all ranks at or above step",
 )
 class WorldDividedTwice(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:
@@ -62,7 +62,7 @@ class SumOverWindow(Recurrence):
     accumulating,
     fix="divide each loss by the number of micro-batches once; remove the other division",
     why="The second division makes the mean smaller by the number of micro-batches",
-    edit="find the two divisions at or above backward",
+    edit="change division; find the two divisions at or above backward",
 )
 class WindowDividedTwice(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -74,7 +74,7 @@ class WindowDividedTwice(Recurrence):
     lambda problem: problem.layout.micro_batch_size > 1 and problem.workload.loss == "mean",
     fix='average the loss over its samples: `reduction="mean"`',
     why="A sum over samples is the mean times the number of samples",
-    edit="find the loss at or above backward",
+    edit="change loss; find the loss at or above backward",
 )
 class LossSummed(Recurrence):
     def over_samples(self, window: Window) -> Fraction:
@@ -102,7 +102,7 @@ class NotSynchronised(Recurrence):
     accumulating,
     fix="add up the gradients of all micro-batches; clear or replace them only after the step",
     why="The last micro-batch replaces the gradients of earlier ones",
-    edit="find the sum of gradients at or above unscale|clip|step",
+    edit="change between; change gradient; find the sum of gradients at or above unscale|clip|step",
 )
 class ZeroGradInWindow(Recurrence):
     def counted(self, window: Window) -> Vector:

@@ -269,7 +269,7 @@ class HalfWindowTwice(_ResumedInside):
     _resumes_inside,
     fix="divide by the window's full length after a resume too",
     why="A smaller divisor makes the gradients of the window's rest too large",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class DividesByRestOfWindow(_ResumedInside):
     def factor(self, window: Window, rank: int, before: bool) -> Fraction:

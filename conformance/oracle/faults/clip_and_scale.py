@@ -151,7 +151,7 @@ def _of_parts(rule: Recurrence, window: Window, weights: Affine, parts: Sequence
     at="clip",
     fix="clip by the norm of the averaged gradients",
     why="The norm of the mean is smaller than the largest norm, so the clip cuts too much",
-    edit="clip above step",
+    edit="change gradient; clip above step",
 )
 class ClipsByLargestNormOfRanks(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:
@@ -172,7 +172,7 @@ def _several_own(kind: type[InTurn | Rows]) -> Condition:
     at="clip",
     fix="add the squared norms of all ranks' parameters (all-reduce) before the root",
     why="The norm of a part is smaller than the norm of all, so the clip cuts too little",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsOwnParameters(InTurn):
     def clip(self, vector: Affine) -> Affine:
@@ -189,7 +189,7 @@ class ClipsOwnParameters(InTurn):
     at="clip",
     fix="add the squared norms of all ranks' shards (all-reduce, or `full_tensor()` of the norm) before the root",
     why="The norm of some rows is smaller than the norm of all, so the clip cuts too little",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsOwnRows(Rows, ClipsOwnParameters):
     pass
@@ -202,7 +202,7 @@ class ClipsOwnRows(Rows, ClipsOwnParameters):
     at="clip",
     fix="pass all parameters to one call of `clip_grad_norm_`",
     why="Each parameter is cut by its own norm: too little, and the direction changes",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsEachParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -237,7 +237,7 @@ class CountsTiedInEachPlace(Recurrence):
     at="clip",
     fix="pass the parameters of all groups to one call of `clip_grad_norm_`",
     why="Each group is cut by its own norm: too little, and the direction changes",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsEachGroup(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -272,7 +272,7 @@ class _ClipsParts(Recorded):
     at="clip",
     fix="pass the parameters of all optimizers to one call of `clip_grad_norm_`",
     why="Each optimizer's parameters are cut by their own norm: too little, and the direction changes",
-    edit="change clip",
+    edit="change clip|gradient",
     among=RARE,
 )
 class ClipsEachOptimizer(_ClipsParts):
@@ -288,7 +288,7 @@ class ClipsEachOptimizer(_ClipsParts):
     at="clip",
     fix="pass all parameters to one call of `clip_grad_norm_`",
     why="Each part is cut by its own norm: too little, and the direction changes",
-    edit="change clip",
+    edit="change clip|gradient",
     among=RARE,
 )
 class ClipsEachPart(_ClipsParts):
@@ -303,7 +303,7 @@ class ClipsEachPart(_ClipsParts):
     at="clip",
     fix="pass all parameters to `clip_grad_norm_` or `clip_grad_value_`",
     why="The other parameters are not cut",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsFirstParameter(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -389,6 +389,6 @@ for _name, _away, _what in (
         _grows,
         fix="divide gradients by the scale that their loss was multiplied by, and update it after that",
         why="Where the scale changes, gradients are wrong by the ratio of the two scales",
-        edit="find the division by the loss scale at or above clip|step",
+        edit="change gradient; find the division by the loss scale at or above clip|step",
         among=RARE,
     )(type(f"UnscaledBy{_name}Scale", (_UnscaledByAnother,), {"away": _away}))

@@ -20,7 +20,7 @@ from conformance.workloads.workload import SGD, Adagrad, AdamW, Optimizer
 
 R = TypeVar("R", bound=type[Rule])
 _KINDS: dict[type[Rule], type[Optimizer]] = {SGDRule: SGD, AdamWRule: AdamW, AdagradRule: Adagrad}
-EDIT = "find the formula in step"
+EDIT = "find the formula at or above weights; find the formula in step"
 
 
 def always(problem: Problem) -> bool:

@@ -46,7 +46,7 @@ def _has_other_rates_further_on(problem: Problem) -> bool:
     lambda problem: not problem.workload.groups,
     fix="multiply the momentum, not the gradient, by the learning rate",
     why="The momentum keeps the learning rates of earlier steps instead of the present one",
-    edit="find the formula in step",
+    edit="find the formula at or above weights; find the formula in step",
 )
 class LearningRateInMomentum(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -120,7 +120,7 @@ class ScheduleForFirstOwnGroup(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="decay by `lr * weight_decay` with the present `lr`",
     why="Decay is `lr * weight_decay`; with the initial `lr`, it does not follow the schedule",
-    edit="find the formula in step",
+    edit="find the formula at or above weights; find the formula in step",
 )
 class DecayIgnoresSchedule(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -163,7 +163,7 @@ class ScheduleTwice(Recurrence):
     at="schedule",
     fix="create the schedule once, before the first epoch",
     why="A new schedule in each epoch starts at the initial learning rate again",
-    edit="change the schedule's creation above schedule",
+    edit="change scheduler; change the schedule's creation above schedule",
 )
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:

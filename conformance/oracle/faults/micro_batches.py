@@ -70,7 +70,7 @@ def _differs(problem: Problem, textbook: type[Recurrence]) -> bool:
     at="clip",
     fix="clip once, after the window's last backward pass",
     why="Earlier micro-batches are cut once more with each later one, so they count less",
-    edit="clip above step",
+    edit="change between; clip above step",
 )
 class ClipBetweenBackwards(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -87,7 +87,7 @@ class ClipBetweenBackwards(_BetweenBackwards):
     at="clip",
     fix="clip once, after the window's last backward pass",
     why="Earlier micro-batches are cut once more with each later one, by each rank's own norm",
-    edit="clip above step",
+    edit="change between; clip above step",
 )
 class ClipOwnBetweenBackwards(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:

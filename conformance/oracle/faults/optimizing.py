@@ -86,7 +86,7 @@ class UnfreezesLate(Recurrence):
     has_momentum,
     fix="keep the optimizer and its state; `add_param_group` is for parameters that it does not have yet",
     why="A new optimizer starts with an empty momentum",
-    edit="change the optimizer's creation above step",
+    edit="change optimizer; change the optimizer's creation above step",
 )
 class StateLostWhenUnfreezing(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -103,7 +103,7 @@ class StateLostWhenUnfreezing(Recurrence):
     at="schedule",
     fix="keep the schedule when you unfreeze parameters",
     why="A new schedule starts at the initial learning rate again",
-    edit="change the schedule's creation above schedule",
+    edit="change scheduler; change the schedule's creation above schedule",
 )
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     def place(self, step: int) -> int:
@@ -132,7 +132,7 @@ class ScheduleWithoutUnfrozen(Recurrence):
     at="clip",
     fix="clip `model.parameters()` as they are at each step",
     why="The list of clipped parameters was made before some were unfrozen, so these are not cut",
-    edit="change clip",
+    edit="change clip|gradient",
 )
 class ClipsWhatWasTrainedAtFirst(Recurrence):
     def clip(self, vector: Affine) -> Affine:
@@ -152,7 +152,7 @@ def _has_own(setting: str) -> Condition:
     lambda problem: any(group.weight_decay for group in problem.workload.groups),
     fix="set `weight_decay` in each parameter group",
     why="The other groups' weights do not shrink",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class DecayForFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -166,7 +166,7 @@ class DecayForFirstGroup(Recurrence):
     invites_groups,
     fix="set `weight_decay` in each parameter group",
     why="The other groups' weights do not shrink",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class DecayForFirstOwnGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -180,7 +180,7 @@ class DecayForFirstOwnGroup(Recurrence):
     has_groups,
     fix="pass the task's parameter groups to the optimizer unchanged",
     why="The first group's settings apply to the parameters of all groups",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class GroupsAlike(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -192,7 +192,7 @@ class GroupsAlike(Recurrence):
     has_groups,
     fix="pass the task's parameter groups to the optimizer unchanged",
     why="The last group's settings apply to the parameters of all groups",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class GroupsAlikeTheLast(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -204,7 +204,7 @@ class GroupsAlikeTheLast(Recurrence):
     has_groups,
     fix="pass the task's parameter groups to the optimizer in their order",
     why="Each group steps with the settings of another one",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class GroupsSwapped(Recurrence):
     def group_of(self, tensor: int) -> int:
@@ -217,7 +217,7 @@ class GroupsSwapped(Recurrence):
     _has_own("momentum"),
     fix="read `momentum` from each parameter group",
     why="The first group's momentum applies to the parameters of all groups",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class MomentumOfFirstGroup(Recurrence):
     def optimizer_of(self, tensor: int) -> Optimizer:
@@ -242,7 +242,7 @@ class ScheduleOfFirstGroup(Recurrence):
     has_groups,
     fix="read `lr` from each parameter group",
     why="The first group's learning rate applies to the parameters of all groups",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class LearningRateOfFirstGroup(Recurrence):
     def base_rate(self, group: int = 0) -> Fraction:
@@ -261,7 +261,7 @@ def _has_state(problem: Problem) -> bool:
     "adds the gradient instead of subtracting it",
     fix="subtract the gradient; minimize the loss, not its negative",
     why="The update has the right size and the wrong sign, so the loss grows",
-    edit="change step",
+    edit="change optimizer; change step",
 )
 class Ascends(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
@@ -297,7 +297,7 @@ class StepsTwice(Recurrence):
     decays,
     fix="pass `weight_decay` to the optimizer",
     why="The weights do not shrink",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class NoWeightDecay(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -309,7 +309,7 @@ class NoWeightDecay(Recurrence):
     decays,
     fix="decay in the optimizer or in the loss, not in both",
     why="The weights shrink twice in each step",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class WeightDecayTwice(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -322,7 +322,7 @@ class WeightDecayTwice(Recurrence):
     has_momentum,
     fix="keep one optimizer for all steps, with its `momentum`",
     why="Each step uses the new gradient alone, without those of earlier steps",
-    edit="change the optimizer's settings above step",
+    edit="change optimizer; change the optimizer's settings above step",
 )
 class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:
@@ -336,7 +336,7 @@ class MomentumLost(Recurrence):
     _passes_again,
     fix="create the optimizer once, before the first epoch",
     why="A new optimizer starts each epoch with an empty state",
-    edit="change the optimizer's creation above step",
+    edit="change optimizer; change the optimizer's creation above step",
 )
 class StateLostInEpochs(Recurrence):
     _epoch = 0
@@ -363,7 +363,7 @@ def _changes_rates(problem: Problem) -> bool:
     _changes_rates,
     fix="change `lr` in the optimizer's groups; keep the optimizer and its state",
     why="The first step at a new learning rate has an empty state",
-    edit="change the optimizer's creation above step",
+    edit="change optimizer; change the optimizer's creation above step",
 )
 class StateLostWhenRateChanges(Recurrence):
     _rates: tuple[Fraction, ...] = ()

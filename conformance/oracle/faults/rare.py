@@ -90,7 +90,7 @@ for _name, _is_reduced, _what in (("Own", False, ""), ("Reduced", True, ", once 
     lambda problem: problem.workload.model.may_go_unused,
     fix="set the buffers that ranks reduce to zero before each window",
     why="The reduction adds the stale part to the new gradients of other ranks",
-    edit="add the clearing of the buffers above unscale|clip|step",
+    edit="change gradient; add the clearing of the buffers above unscale|clip|step",
     among=RARE,
 )
 class StaysInBuffer(Recurrence):
@@ -170,7 +170,7 @@ for _name, _what, _fix, _condition, _divisor in _WRONG_DIVISORS:
         _is_other(_divisor),
         fix=_fix,
         why="Gradients are wrong by the ratio of the two divisors",
-        edit="find the divisor at or above gradient_change|backward",
+        edit="change divisor; change division; find the divisor at or above backward",
         among=RARE,
     )(type(f"DividesBy{_name}", (_OtherDivisor,), {"divisor": _divisor}))
 
@@ -258,7 +258,7 @@ for _name, _what, _condition, _others in _OTHERS:
         _condition,
         fix="set the count of samples, or of their weight, to zero before each window",
         why="The count includes other windows, so the gradients are too small",
-        edit="find the divisor at or above gradient_change|backward",
+        edit="change divisor; change division; find the divisor at or above backward",
         among=RARE,
     )(type(f"Counts{_name}", (_CountsOtherWindows,), {"others": _others}))
 
@@ -268,7 +268,7 @@ for _name, _what, _condition, _others in _OTHERS:
     _weighted,
     fix="multiply each sample's loss by its weight",
     why="Light samples count as much as heavy ones, and the divisor is not their number",
-    edit="find the loss at or above backward",
+    edit="change loss; find the loss at or above backward",
     among=RARE,
 )
 class WeightsInDivisorOnly(Recurrence):
@@ -302,7 +302,7 @@ class _ByOwnNorm(Recurrence):
     at="clip",
     fix="clip once, after the window's samples are averaged",
     why="The threshold is for the mean; each sample of it is cut separately",
-    edit="change clip",
+    edit="change clip|gradient",
     among=RARE,
 )
 class ClipsEachSample(_ByOwnNorm):
@@ -317,7 +317,7 @@ class ClipsEachSample(_ByOwnNorm):
     at="clip",
     fix="clip after the gradients are averaged over the ranks, and as the task asks",
     why="Each rank clips by its own norm, and a mean of clipped gradients is not the clipped mean",
-    edit="change clip",
+    edit="change clip|gradient",
     among=RARE,
 )
 class ClipsEachRankByNorm(_ByOwnNorm):
@@ -347,6 +347,6 @@ for _name, _is_larger, _what in (
         at="clip",
         fix="add up the squares of each gradient once over all ranks, and do not average them",
         why="The norm is wrong by the root of the number of ranks, and so is the clipped gradient",
-        edit="change clip",
+        edit="change clip|gradient",
         among=RARE,
     )(type(f"ClipsBy{_name}Norm", (_OtherNorm,), {"is_larger": _is_larger}))

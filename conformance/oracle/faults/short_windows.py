@@ -20,7 +20,7 @@ from conformance.workloads.workload import Vector
     lambda problem: any(window.length < window.nominal for window in problem.windows),
     fix="divide by the micro-batches that the window really has",
     why="The divisor is larger than the number of micro-batches, so their mean comes out too small",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class NominalLength(Recurrence):
     def over_window(self, window: Window) -> Fraction:
@@ -125,7 +125,7 @@ def _has_smaller_batch(problem: Problem) -> bool:
     lambda problem: problem.workload.loss == "mean" and not runs_out(problem),
     fix="divide by the samples that the batch really has",
     why="The divisor is larger than the number of samples, so their mean comes out too small",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class NominalSamples(Recurrence):
     def over_samples(self, window: Window) -> Fraction:

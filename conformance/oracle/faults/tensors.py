@@ -44,7 +44,7 @@ class _SparseApart(Recurrence):
     distributed,
     fix="divide sparse gradients by the number of ranks too",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="add the division of sparse gradients above unscale|clip|step",
+    edit="change gradient; add the division of sparse gradients above unscale|clip|step",
 )
 class SparseSummed(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -58,7 +58,7 @@ class SparseSummed(_SparseApart):
     lambda problem: not accumulating(problem),
     fix="call `coalesce()`, which sums the entries of a row",
     why="A sparse gradient has several entries for one row, which add up",
-    edit="add `p.grad = p.grad.coalesce()` above unscale|clip|step",
+    edit="change gradient; add `p.grad = p.grad.coalesce()` above unscale|clip|step",
 )
 class SparseEntriesLost(_SparseApart):
     def of_sparse(self, window: Window, coefficients: Vector) -> Vector:
@@ -88,6 +88,7 @@ def _has_users_on_some_ranks(problem: Problem) -> bool:
     _has_users_on_some_ranks,
     fix="divide by all ranks; those that do not use a parameter contribute zeros",
     why="Ranks that do not use a parameter contribute zeros; leaving them out makes the mean larger",
+    edit="change gradient",
     at="exchange",
 )
 class AveragedOverUsers(Recurrence):
@@ -135,7 +136,7 @@ def _begins_with(problem: Problem, tensor: int) -> bool:
     _begins_without_some,
     fix="give `model.parameters()` to the optimizer, whether they have gradients or not",
     why="The optimizer does not hold these parameters, so they stay",
-    edit="change the optimizer's parameters above step",
+    edit="change optimizer; change the optimizer's parameters above step",
 )
 class OptimizerOfFirstMicroBatch(Recurrence):
     def steps_on(self, tensor: int) -> bool:
@@ -202,7 +203,7 @@ def _rows(problem: Problem) -> list[range]:
     lambda problem: bool(_rows(problem)),
     fix="do not centralise gradients: the task does not ask for it",
     why="Without its mean, a row's gradient has another direction",
-    edit="change step",
+    edit="change gradient; change step",
 )
 class GradientsCentralised(Recurrence):
     def window_gradient(self, window: Window, weights: Affine) -> Affine:

@@ -28,7 +28,7 @@ def _weighted(problem: Problem) -> bool:
     lambda problem: accumulating(problem) or distributed(problem),
     fix=_FIX,
     why="A sample in a light micro-batch counts more than in a heavy one",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class MeanOfMicroBatchMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -41,7 +41,7 @@ class MeanOfMicroBatchMeans(Recurrence):
     distributed,
     fix=_FIX,
     why="A sample on a light rank counts more than on a heavy one",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class MeanOfRankMeans(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -63,7 +63,7 @@ def mean_of_means(right: Vector, groups: Sequence[Sequence[int]]) -> Vector:
     _weighted,
     fix="multiply each sample's loss by its weight",
     why="Light samples count as much as heavy ones",
-    edit="find the loss at or above backward",
+    edit="change loss; find the loss at or above backward",
 )
 class SampleWeightsIgnored(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -79,7 +79,7 @@ def _totals_differ(problem: Problem) -> bool:
     _weighted,
     fix="divide by the sum of the weights, not by the number of samples",
     why="The number of samples is not the sum of their weights, so all gradients have a wrong factor",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class SamplesForWeight(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -92,7 +92,7 @@ class SamplesForWeight(Recurrence):
     _totals_differ,
     fix="sum the weights of each window",
     why="Windows of another weight get gradients that are wrong by the ratio of the two",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class WeightOfFirstWindow(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -106,7 +106,7 @@ class WeightOfFirstWindow(Recurrence):
     distributed,
     fix="all-reduce the weights of the window, and divide by their sum",
     why="Each rank's loss is divided by rank 0's weight instead of the sum over ranks",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class WeightOfRankZero(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -120,7 +120,7 @@ class WeightOfRankZero(Recurrence):
     _weighted,
     fix="count targets after the shift: the first one of a row is never predicted",
     why="The divisor is too large by one target for each sample",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class NeverPredictedCounted(Recurrence):
     def counted(self, window: Window) -> Vector:
@@ -133,7 +133,7 @@ class NeverPredictedCounted(Recurrence):
     _totals_differ,
     fix="count the samples, or their weight, of each window before its loss is divided",
     why="Windows of another size get gradients that are wrong by the ratio of the two",
-    edit="find the divisor at or above gradient_change|backward",
+    edit="change divisor; change division; find the divisor at or above backward",
 )
 class TotalOfWindowBefore(Recurrence):
     _before: Fraction | None = None

@@ -251,6 +251,14 @@ class AverageReport(
     weights: Annotated[Vector | None, "reported weights"]
 
 
+class Line(
+    Event,
+    noted="in a failed case that is run again: after a line that writes this, or divides the loss of a backward",
+    label="writes {writes}",
+):
+    writes: Literal["gradient", "weights", "average", "loss", "divisor", "rate", "optimizer", "scheduler", "averaging"]
+
+
 class Finished(Event, noted="after the trainer's function has returned"):
     weights: Vector | None
     copies: Annotated[

@@ -51,6 +51,8 @@ def _passes(recording: Recording) -> Seams:
             syncs=recording.wrappers.syncs,
             gradients=recording.gradients.state(),
         )
+        if recording.lines is not None:
+            recording.lines.divides(root)
         # This must precede the run, in which the engine frees the graph's saved tensors.
         scaled = carried(root, recording.numbers.alive("scaler"))
         recording.recomputed.clear()

@@ -86,6 +86,11 @@ def mark(tensors: Any, factor: float) -> None:
             node.metadata[_SCALE] = factor
 
 
+def is_scaling(node: Any) -> bool:
+    """Whether a node multiplies by a scale that `mark` has set."""
+    return _SCALE in node.metadata
+
+
 def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
     """The product of the scales in a loss, given by its node of the graph; None if there are none.
 

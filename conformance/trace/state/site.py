@@ -18,6 +18,9 @@ from conformance.adapter.declaration import ATTRIBUTE
 Site: TypeAlias = list[str | int]
 """[file, line, function]."""
 
+Called: TypeAlias = tuple[Site | None, Site | None]
+"""The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own."""
+
 _OURS = __name__.partition(".")[0]
 _RECORDERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_RECORDERS)), "")
@@ -61,9 +64,9 @@ class Sites:
         self._known: dict[int, _Code] = {}
         self._files: dict[str, str] = {}
         self._thread = threading.get_ident()
-        self._last: tuple[Site | None, Site | None] = None, None
+        self._last: Called = None, None
 
-    def of(self, frame: FrameType | None) -> tuple[Site | None, Site | None]:
+    def of(self, frame: FrameType | None) -> Called:
         """The innermost call in the user's code and, if that is elsewhere, the innermost in the trainer's own.
 
         The autograd engine runs backwards on a GPU in its own thread, where no caller is visible. There the result is
@@ -79,6 +82,11 @@ class Sites:
         if where is not None or threading.get_ident() == self._thread:
             self._last = where, None
         return self._last
+
+    def is_users(self, frame: FrameType) -> bool:
+        """Whether the frame runs the user's code."""
+        identity = id(frame.f_code)
+        return identity not in _libraries and (identity in self._known or self._of_user(frame) is not None)
 
     def own(self, frame: FrameType | None) -> list[Site]:
         """All calls in the trainer's own files on the stack, innermost first."""

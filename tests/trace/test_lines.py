@@ -1,0 +1,137 @@
+"""The lines that write gradients, weights and averages, divide the loss, and create optimizers and schedules."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+
+@pytest.fixture
+def training(record):
+    if sys.gettrace() is not None:
+        pytest.fail("a tracer is running, such as that of coverage: the lines cannot be followed")
+    return record(by_line=True)
+
+
+def lines(training, kind):
+    return [event["where"][1] for event in training.events if event["event"] == "line" and event["writes"] == kind]
+
+
+def first_line(function):
+    return function.__code__.co_firstlineno
+
+
+def test_a_change_of_gradients_has_its_own_line(training):
+    def halve(model):
+        for parameter in model.parameters():
+            parameter.grad.data.mul_(0.5)
+
+    def train(model, batch):
+        training.task.loss(model(batch.inputs), batch).backward()
+        halve(model)
+        torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    [change] = [event for event in training.events if event["event"] == "gradient_change"]
+    assert change["where"][1:] == [first_line(halve) + 2, halve.__qualname__]
+    assert lines(training, "gradient") == [first_line(train) + 1, first_line(halve) + 2]
+
+
+def test_an_optimizer_by_hand_writes_weights(training):
+    def step(parameters):
+        with torch.no_grad():
+            for parameter in parameters:
+                update = 0.5 * parameter.grad
+                parameter -= update
+
+    def train(model, batch):
+        training.task.loss(model(batch.inputs), batch).backward()
+        step(model.parameters())
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "weights") == [first_line(step) + 4]
+
+
+def test_the_division_of_the_loss_and_where_its_divisor_comes_from(training):
+    def loss_of(model, batch):
+        count = 4
+        loss = training.task.loss(model(batch.inputs), batch)
+        return loss / count
+
+    def train(model, batch):
+        loss = loss_of(model, batch)
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "loss") == [first_line(loss_of) + 3]
+    assert lines(training, "divisor") == [first_line(loss_of) + 1]
+
+
+def test_a_scale_is_no_division(training):
+    def train(model, batch, scaler):
+        loss = training.task.loss(model(batch.inputs), batch)
+        scaled = scaler.scale(loss)
+        scaled.backward()
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    train(training.task.model(), next(iter(training.task.dataloader())), scaler)
+    assert lines(training, "loss") == []
+
+
+def test_settings_rates_and_creations(training):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer.param_groups[0]["momentum"] = 0.5
+        schedule = StepLR(optimizer, 1, gamma=0.5)
+        AveragedModel(model)
+        optimizer.step()
+        schedule.step()
+
+    train(training.task.model())
+    start = first_line(train)
+    assert lines(training, "optimizer") == [start + 1, start + 2]
+    assert lines(training, "scheduler") == [start + 3]
+    assert lines(training, "averaging") == [start + 4]
+    assert lines(training, "rate")[-1] == start + 6
+
+
+def test_a_reported_average_is_followed(training):
+    def update(average, model):
+        for name, weights in model.named_parameters():
+            average[name].lerp_(weights.detach(), 0.5)
+
+    def train(model):
+        average = {name: torch.zeros_like(one) for name, one in model.named_parameters()}
+        training.task.report_average(0, average)
+        update(average, model)
+        training.task.report_average(1, average)
+
+    train(training.task.model())
+    assert lines(training, "average") == [first_line(update) + 2]
+
+
+def test_nothing_is_followed_in_a_first_run(record):
+    recording = record()
+
+    def train(model, batch):
+        recording.task.loss(model(batch.inputs), batch).backward()
+
+    train(recording.task.model(), next(iter(recording.task.dataloader())))
+    assert sys.gettrace() is None
+    assert [event for event in recording.events if event["event"] == "line"] == []
+
+
+def test_another_tracer_stays(record):
+    def other(frame, event, argument):
+        return None
+
+    sys.settrace(other)
+    try:
+        record(by_line=True)
+        assert sys.gettrace() is other
+    finally:
+        sys.settrace(None)
