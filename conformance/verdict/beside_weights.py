@@ -63,7 +63,9 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
             judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
         if found.wrong is not None:
             judgement.guards += (guard(name, expected, found.wrong),)
-            judgement.overrule("FAIL (numerics)", found.wrong.text, Reason(advice=found.wrong.advice or None))
+            edit = "change buffers" if name == BUFFERS else ""
+            reason = Reason(advice=found.wrong.advice or None, edit=edit)
+            judgement.overrule("FAIL (numerics)", found.wrong.text, reason)
 
 
 def _look_at_average(case: Case, judgement: Judgement) -> None:

@@ -182,7 +182,7 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     """The line that last wrote each quantity until the end of a window; none if the case was not followed by line.
 
     gradient: by hand, after the last backward and before the step. between: by hand, between two backwards. leftover:
-    what the window's gradients are added to.
+    what the window's gradients are added to. buffers: outside the forwards.
     beginning: the first weights.
     """
     found: dict[str, Event] = {}
@@ -192,7 +192,10 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
         end = next((one.seq for one in rank.of(trace.Step) if one.window == window), math.inf)
         calls = chain.from_iterable(map(rank.of, _WRITING))
         known = {one.line for one in (*passes, *calls) if getattr(one, "by", "") != "hand"}
+        forwards = {one.line for one in rank.of(trace.Forward)}
         for one in lines:
+            if one.writes == "buffers" and one.line in forwards:
+                continue
             if one.writes != "gradient":
                 found[one.writes] = one
             if one.writes == "weights" and one.window is None:

@@ -197,6 +197,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
         observed = f"the scheduler {times} before {which}, {step}{last}"
         if _resumed_at(window.rank) and not made:
             fault = "resumes with the learning rate of another place in its schedule"
+        elif made and not _resumed_at(window.rank):
+            fault = "steps the schedule before the optimizer's step"
     else:
         observed = f"the scheduler {times} between {previous} and {step}{last}"
         if made[1:]:
@@ -206,6 +208,8 @@ def _wrongly_scheduled(window: Window, taken: _Taken, shown: _Taken, place: int,
             if any(not one.initial for one in others):
                 fault = "steps only some optimizers' schedules after an optimizer step"
                 advice = "call `step()` of each optimizer's scheduler once, after the optimizer's step"
+    if not anew and len(made) == len(window.backwards) > 1:
+        fault = "steps the schedule after each micro-batch"
     if made and skipped:
         observed += f"; in between: {skipped[0]}"
     return Broken(

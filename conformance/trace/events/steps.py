@@ -256,7 +256,9 @@ class Line(
     noted="in a failed case that is run again: after a line that writes this, or divides the loss of a backward",
     label="writes {writes}",
 ):
-    writes: Literal["gradient", "weights", "average", "loss", "divisor", "rate", "optimizer", "scheduler", "averaging"]
+    writes: Literal[
+        "gradient", "weights", "average", "loss", "divisor", "rate", "optimizer", "scheduler", "averaging", "buffers"
+    ]
 
 
 class Finished(Event, noted="after the trainer's function has returned"):

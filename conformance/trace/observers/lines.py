@@ -111,6 +111,8 @@ class Lines:
                 "gradient": [None if one.grad is None else _print(one.grad) for one in parameters],
                 "average": [*map(_print, self._recording.averaged)],
             }
+        if self._recording.counting is not None:
+            now["buffers"] = [*map(_print, self._recording.counting[1])]
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         now["rate"] = [hash(str(group.get("lr"))) for group in groups]
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
