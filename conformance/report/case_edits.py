@@ -29,6 +29,7 @@ OF_CAUSES: Mapping[tuple[str, str], str] = {
     ("guard", "factors by parameter"): _FACTOR,
     ("guard", "factors by rank"): _FACTOR,
     ("guard", "factors by micro-batch"): _FACTOR,
+    ("guard", "all parameters stepped"): "change optimizer",
     ("setup", "optimizer"): "change optimizer",
     ("setup", "learning rate"): "change rate; change scheduler",
     ("setup", "clip"): "change clip",
@@ -63,7 +64,7 @@ def edits_of(
     """The data of the edit: of the law, of the guard, of the reason, or of the known bugs if they agree."""
     if cause.key in OF_RESUMES:
         return OF_RESUMES[cause.key]
-    if cause.kind == "factor":
+    if cause.kind in ("factor", "factors"):
         return _FACTOR
     if (edit := OF_CAUSES.get((cause.kind, cause.key))) is not None:
         return edit
@@ -74,7 +75,7 @@ def edits_of(
     if law is None and cause.kind == "reason" and reason.code in OF_REASONS:
         return OF_REASONS[reason.code]
     edits = {fault.name: fault.edit for fault in KNOWN}
-    found = {edits.get(name, "") for one in bugs for name in single_bugs(one)}
+    found = {"; ".join(dict.fromkeys(edits.get(name, "") for name in single_bugs(one))) for one in bugs}
     return found.pop() if len(found) == 1 else ""
 
 

@@ -176,6 +176,8 @@ def calls_of(case: CaseRecord) -> dict[str, Lines]:
         found |= {} if divides is None else {"division": divides}
         if "step" in found and found["weights"].where == found["step"].where:
             del found["weights"]
+        if "schedule" in found and "rate" in found and found["rate"].where == found["schedule"].where:
+            del found["rate"]
     return found | {kind: at for kind, at in (("load", case.read_at), ("save", case.saved_at)) if at is not None}
 
 

@@ -382,7 +382,7 @@ def test_edits_are_of_guards_and_setups_that_exist():
     for _, key in OF_CAUSES:
         kind = key.removeprefix("factors by ")
         assert f'"{kind}"' in verdict
-        assert f'"{key}"' in verdict or f'"factors by {{kind}}"' in verdict
+        assert f'"{key}"' in verdict or '"factors by {kind}"' in verdict
 
 
 @pytest.mark.parametrize(

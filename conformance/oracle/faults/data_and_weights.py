@@ -267,7 +267,7 @@ def needs_more_than_bf16(problem: Problem) -> bool:
     needs_more_than_bf16,
     fix="keep the optimizer's state in the precision of the weights",
     why="bfloat16 has 8 significant bits, so the momentum changes by up to 0.4% in each step",
-    edit="change step",
+    edit="find the rounding at or above weights; change step",
 )
 class MomentumRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:

@@ -76,7 +76,7 @@ class ScheduleAhead(Recurrence):
     at="schedule",
     fix="set the rate of a step before it, from the number of steps taken so far",
     why="Each step uses the learning rate of the one before",
-    edit='change schedule; find `["lr"]` at or above step',
+    edit='change rate; change schedule; find `["lr"]` at or above step',
     among=RARE,
 )
 class ScheduleBehind(Recurrence):
@@ -91,7 +91,7 @@ class ScheduleBehind(Recurrence):
     at="schedule",
     fix="advance the rate of all parameter groups",
     why="The other groups keep their initial learning rate",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleForFirstGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -105,7 +105,7 @@ class ScheduleForFirstGroup(Recurrence):
     at="schedule",
     fix="advance the rate of all parameter groups",
     why="The other groups keep their initial learning rate",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleForFirstOwnGroup(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -163,7 +163,7 @@ class ScheduleTwice(Recurrence):
     at="schedule",
     fix="create the schedule once, before the first epoch",
     why="A new schedule in each epoch starts at the initial learning rate again",
-    edit="change scheduler; change the schedule's creation above schedule",
+    edit="change rate; change scheduler; change the schedule's creation above schedule",
 )
 class ScheduleOfEpochs(Recurrence):
     def place(self, step: int) -> int:
@@ -204,7 +204,7 @@ class ScheduleIgnored(Recurrence):
     _schedules_epochs,
     fix="call `scheduler.step()` once an epoch",
     why="The learning rate changes inside an epoch, not at its end",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleWithinEpochs(Recurrence):
     def place(self, step: int) -> int:
@@ -217,7 +217,7 @@ class ScheduleWithinEpochs(Recurrence):
     at="schedule",
     fix="call `scheduler.step()` at the end of an epoch",
     why="The first epoch already uses the second epoch's learning rate",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleBeforeEpochs(Recurrence):
     def place(self, step: int) -> int:

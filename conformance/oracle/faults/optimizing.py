@@ -103,7 +103,7 @@ class StateLostWhenUnfreezing(Recurrence):
     at="schedule",
     fix="keep the schedule when you unfreeze parameters",
     why="A new schedule starts at the initial learning rate again",
-    edit="change scheduler; change the schedule's creation above schedule",
+    edit="change rate; change scheduler; change the schedule's creation above schedule",
 )
 class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     def place(self, step: int) -> int:
@@ -118,7 +118,7 @@ class ScheduleBegunAgainWhenUnfreezing(Recurrence):
     at="schedule",
     fix="let the schedule set the rate of groups that are added later",
     why="The schedule does not know the added group, whose rate stays at its first value",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleWithoutUnfrozen(Recurrence):
     def learning_rate_of(self, tensor: int, step: int) -> Fraction:
@@ -230,7 +230,7 @@ class MomentumOfFirstGroup(Recurrence):
     _has_own("schedule"),
     fix="let the schedule set each group's rate",
     why="The first group's schedule sets the learning rate of all groups",
-    edit="change schedule",
+    edit="change rate|schedule",
 )
 class ScheduleOfFirstGroup(Recurrence):
     def schedule(self, group: int = 0) -> Vector | None:
@@ -242,7 +242,7 @@ class ScheduleOfFirstGroup(Recurrence):
     has_groups,
     fix="read `lr` from each parameter group",
     why="The first group's learning rate applies to the parameters of all groups",
-    edit="change optimizer; change the optimizer's settings above step",
+    edit="change rate; change optimizer; change the optimizer's settings above step",
 )
 class LearningRateOfFirstGroup(Recurrence):
     def base_rate(self, group: int = 0) -> Fraction:

@@ -150,7 +150,7 @@ for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
         fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
         why=f"{_fmt.dtype} has {_fmt.p} significant bits, and rounding loses the others",
         is_fine=lambda problem: True,
-        edit="change gradient; change between",
+        edit="" if _kind in (_Reduced, _SumsReduced) else "change between; change gradient",
         at="exchange" if _kind in (_Reduced, _SumsReduced) else None,
         among=RARE if _kind is _SumsReduced else CATALOGUE,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))
