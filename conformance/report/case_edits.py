@@ -29,6 +29,7 @@ OF_CAUSES: Mapping[tuple[str, str], str] = {
     ("guard", "factors by parameter"): _FACTOR,
     ("guard", "factors by rank"): _FACTOR,
     ("guard", "factors by micro-batch"): _FACTOR,
+    ("guard", "steps undone"): "change weights",
     ("guard", "all parameters stepped"): "change optimizer",
     ("setup", "optimizer"): "change optimizer",
     ("setup", "learning rate"): "change rate; change scheduler",
@@ -55,6 +56,9 @@ def known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
         del places["unscale"]
     # Another call of this kind in the file may be correct.
     same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
+    if "gradient_change" in same and (by_hand := places.get("gradient", places.get("between"))) is not None:
+        # The event has the line that notices the change.
+        places["it"] = by_hand
     return places | {kind: places["it"] for kind in same if kind in places and places[kind].file == places["it"].file}
 
 

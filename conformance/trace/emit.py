@@ -32,10 +32,7 @@ DURING = ("forward", "backward", "synchronize", "unscale", "step")
 
 
 class Lines(Protocol):
-    """Knows which lines write what. None in a case that is not followed line by line."""
-
-    def written(self, what: str) -> Called | None:
-        """The line that wrote ``what`` last."""
+    """Notes which lines write what, in a case that is followed line by line."""
 
     def creates(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is created, by the current line."""
@@ -161,15 +158,11 @@ class Recording:
             change = self.gradients.look(self._last_seq)
         if change is None:
             return
-        at = (self.lines and self.lines.written("gradient")) or self.sites.of(sys._getframe(1))
         if change.cleared:
-            self.note_at(
-                at, "zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none
-            )
+            self.note("zero_grad", by="hand", optimizer=None, parameters=change.cleared, set_to_none=change.set_to_none)
         if change.changed:
             masters = {"of_masters": True} if self.watched.computing is not self.watched.current else {}
-            self.note_at(
-                at,
+            self.note(
                 "gradient_change",
                 parameters=change.changed,
                 factor=change.factor,

@@ -25,7 +25,7 @@ def first_line(function):
     return function.__code__.co_firstlineno
 
 
-def test_a_change_of_gradients_has_its_own_line(training):
+def test_a_change_of_gradients_by_hand(training):
     def halve(model):
         for parameter in model.parameters():
             parameter.grad.data.mul_(0.5)
@@ -36,8 +36,6 @@ def test_a_change_of_gradients_has_its_own_line(training):
         torch.optim.SGD(model.parameters(), lr=1.0).step()
 
     train(training.task.model(), next(iter(training.task.dataloader())))
-    [change] = [event for event in training.events if event["event"] == "gradient_change"]
-    assert change["where"][1:] == [first_line(halve) + 2, halve.__qualname__]
     assert lines(training, "gradient") == [first_line(train) + 1, first_line(halve) + 2]
 
 

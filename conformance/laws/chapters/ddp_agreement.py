@@ -116,6 +116,7 @@ def average_each_parameter(here: GlobalWindow) -> Outcome:
         The model that one rank saves or evaluates is not the model that the others train.""",
     source=f"{DOCS}: parameters are never broadcast between processes after construction",
     advice="make gradients, learning rate, clipping and the decision to step equal on all ranks",
+    edit="change gradient",
     fix="""
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # the same settings on all ranks
         loss.backward()  # DistributedDataParallel averages the gradients

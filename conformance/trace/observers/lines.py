@@ -46,7 +46,6 @@ class Lines:
         self._recording = recording
         self._now: Called = None, None
         self._seen: dict[str, list[int | None]] = {}
-        self._last: dict[str, Called] = {}
         self._assigned: dict[tuple[str | int, str], tuple[object, Called]] = {}
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
@@ -56,11 +55,6 @@ class Lines:
     def creates(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is created, by the current line."""
         self._optimizers.append(optimizer)
-
-    def written(self, what: str) -> Called | None:
-        """The line that wrote ``what`` last, which may be the current one."""
-        self._look()
-        return self._last.get(what)
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
@@ -119,7 +113,6 @@ class Lines:
         for what, prints in now.items():
             before = self._seen.get(what, [])
             if len(before) == len(prints) and before != prints:
-                self._last[what] = self._now
                 self.note(what, self._now)
         self._seen = now
 
