@@ -129,6 +129,19 @@ class NeverPredictedCounted(Recurrence):
 
 
 @fault(
+    "counts ignored targets, too",
+    _weighted,
+    fix="count the targets that are not ignored",
+    why="The divisor has all places of a row, also those without a loss",
+    edit="change divisor; change division; find the divisor at or above backward",
+)
+class IgnoredCounted(Recurrence):
+    def counted(self, window: Window) -> Vector:
+        places = max(sample.weight for sample in self.problem.workload.data)
+        return times(super().counted(window), self.problem.total_weight(window) / (places * len(window.batch)))
+
+
+@fault(
     "divides a window's loss by the count of the window before",
     _totals_differ,
     fix="count the samples, or their weight, of each window before its loss is divided",
