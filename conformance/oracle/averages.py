@@ -49,6 +49,7 @@ class Averaging:
         initial ones.
     keeps: instead of the task's: how much of the average an update keeps, by the number of updates before it.
     stored: the format that it is rounded to, if not that of the weights.
+    edit: where code changes, as data.
     """
 
     text: str = ""
@@ -60,6 +61,7 @@ class Averaging:
     restarts: str | None = None
     keeps: Keeps | None = None
     stored: Format | None = None
+    edit: str = "change average"
 
     @property
     def way(self) -> Way:
@@ -140,15 +142,17 @@ def wrong(problem: Problem) -> Iterator[Averaging]:
         "evaluates with the weights instead of their average",
         "put the average into the model before the evaluation",
         keeps=lambda count: Fraction(0),
+        edit="",
     )
     for by in right(average):
         for text, key, updates in _OF_UPDATES:
             yield replace(by, text=text, fix=_ONCE, key=key, updates=updates)
         for restarts in () if problem.resumed_at is None else ("first", "stop", "initial"):
             fix = "save and load the average, and its number of updates"
-            yield replace(by, text="does not restore its average of the weights on resume", fix=fix, restarts=restarts)
+            text, edit = "does not restore its average of the weights on resume", "find the restored average from load"
+            yield replace(by, text=text, fix=fix, restarts=restarts, edit=edit)
         for text, fix, kept in _of_mean() if average.decay is None else _of_decay(average.decay):
-            yield replace(by, text=text, fix=fix, keeps=kept)
+            yield replace(by, text=text, fix=fix, keeps=kept, edit="change averaging; change average")
         if average.decay is None:
             fix = "start the mean with the weights after the first step"
             yield replace(by, text="counts the initial weights in its mean of the weights", fix=fix, starts="initial")

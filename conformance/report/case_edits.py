@@ -25,7 +25,7 @@ OF_RESUMES = {
 _FACTOR = "find the factor at or above gradient|loss"
 #: By the kind of a cause and its key.
 OF_CAUSES: Mapping[tuple[str, str], str] = {
-    ("guard", "weights changed outside the steps"): "change weights",
+    ("guard", "weights changed outside the steps"): "change outside",
     ("guard", "factors by parameter"): _FACTOR,
     ("guard", "factors by rank"): _FACTOR,
     ("guard", "factors by micro-batch"): _FACTOR,

@@ -20,14 +20,15 @@ from conformance.workloads.precision import Format
 @dataclass(frozen=True)
 class Averaged:
     """``way``: a choice of the trainer, if its averages are correct. ``missing``: averages that the adapter does not
-    report, in words. ``wrong``: the bug, in words; ``diagnosis``: its name; ``advice``: what to change. ``where``: the
-    line of the first update that was seen, or of the first report."""
+    report, in words. ``wrong``: the bug; ``diagnosis``: its name; ``advice``: what to change; ``edit``: where,
+    as data. ``where``: the line of the first update that was seen, or of the first report."""
 
     way: Way | None = None
     missing: str | None = None
     wrong: str | None = None
     diagnosis: str = ""
     advice: str = ""
+    edit: str = ""
     where: str | None = None
 
 
@@ -59,6 +60,7 @@ def judged_average(case: Case, runs: Sequence[Run], trajectory: Trajectory) -> A
         wrong=f"{f'the trainer {known.text}' if known.text else 'the average of the weights is wrong'}: {numbers}",
         diagnosis=known.key or known.text,
         advice=known.fix,
+        edit=known.edit,
         where=place(updates[0] if updates else event),
     )
 

@@ -27,9 +27,6 @@ _TRAIN = ("trained", "recomputed")
 #: The relative rounding error of float32.
 _UNIT = Fraction(1, 2**24)
 
-#: An average has no event unless it is one of torch's.
-_OF_AVERAGES = "change averaging; change average"
-
 
 @dataclass(frozen=True)
 class Fate:
@@ -63,7 +60,8 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
             judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
         if found.wrong is not None:
             judgement.guards += (guard(name, expected, found.wrong),)
-            edit = "change buffers" if name == BUFFERS else ""
+            # Buffers that are lost in a resume were not written by a line.
+            edit = "change buffers" if name == BUFFERS and case.resumed_at is None else ""
             reason = Reason(advice=found.wrong.advice or None, edit=edit)
             judgement.overrule("FAIL (numerics)", found.wrong.text, reason)
 
@@ -78,7 +76,7 @@ def _look_at_average(case: Case, judgement: Judgement) -> None:
     judgement.guards += (guard(AVERAGE, expected, found.wrong, diagnosis=found.diagnosis, where=found.where),)
     if found.wrong is not None:
         judgement.overrule(
-            "FAIL (numerics)", found.wrong, Reason(where=found.where, advice=found.advice, edit=_OF_AVERAGES)
+            "FAIL (numerics)", found.wrong, Reason(where=found.where, advice=found.advice, edit=found.edit)
         )
 
 

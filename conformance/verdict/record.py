@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
 from conformance.verdict.paths import call_of, shortened, text_of
+from conformance.workloads.behaviour import split
 from conformance.workloads.precision import Format
 
 
@@ -111,6 +114,19 @@ def source_of(event: Event, target: str) -> tuple[str, ...]:
     return tuple(filter(None, texts)) if all(texts) else ()
 
 
+def _declared_at(judgement: Judgement, target: str) -> result_lines.Reason | None:
+    """The reason, with the line that declares another behaviour than the trainer has."""
+    wrong = (one for one in judgement.behaviour if one.declared not in (None, split(one.way)[1]))
+    reason, one, folder = judgement.reason, next(wrong, None), _folder(target)
+    if reason is None or one is None or folder is None or judgement.verdict != "FAIL (law)":
+        return reason
+    name = Path(place_of(target)).name
+    tree = ast.parse("".join(linecache.getlines(str(folder / name))))
+    words = (node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == split(one.way)[0])
+    found = [word.value.lineno for word in words]
+    return replace(reason, where=f"{name}:{found[0]}") if len(found) == 1 else reason
+
+
 def _with_source(reason: result_lines.Reason | None, target: str) -> result_lines.Reason | None:
     """The reason with the text of its lines, if all of them are found."""
     if reason is None or reason.where is None or reason.source:
@@ -155,7 +171,7 @@ def _window(judgement: Judgement) -> int | None:
 #: The calls that a person may have to edit.
 _CALLS: tuple[type[Event], ...] = (
     *(trace.Wrap, trace.NoSyncEnter, trace.Forward, trace.BackwardBegin, trace.Unscale, trace.Clip),
-    *(trace.GradientChange, trace.Step, trace.Update, trace.Schedule, trace.ZeroGrad),
+    *(trace.GradientChange, trace.Step, trace.Update, trace.Schedule, trace.ZeroGrad, trace.Average),
 )
 
 
@@ -174,7 +190,7 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
         kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
     }
     lines = {kind.event: _line(event, target) for kind, event in best.items()}
-    lines |= _written(judgement, window, target)
+    lines = _written(judgement, window, target) | lines
     return {kind: line for kind, line in lines.items() if line is not None}
 
 
@@ -182,7 +198,8 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     """The line that last wrote each quantity until the end of a window; none if the case was not followed by line.
 
     gradient: by hand, after the last backward and before the step. between: by hand, between two backwards. leftover:
-    what the window's gradients are added to. buffers: outside the forwards.
+    what the window's gradients are added to. outside: weights, elsewhere than in a step. buffers:
+    elsewhere than in a forward.
     beginning: the first weights.
     """
     found: dict[str, Event] = {}
@@ -192,6 +209,7 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
         end = next((one.seq for one in rank.of(trace.Step) if one.window == window), math.inf)
         calls = chain.from_iterable(map(rank.of, _WRITING))
         known = {one.line for one in (*passes, *calls) if getattr(one, "by", "") != "hand"}
+        steps = {one.line for one in rank.of(trace.Step)}
         forwards = {one.line for one in rank.of(trace.Forward)}
         for one in lines:
             if one.writes == "buffers" and one.line in forwards:
@@ -200,6 +218,8 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
                 found[one.writes] = one
             if one.writes == "weights" and one.window is None:
                 found["beginning"] = one
+            elif one.writes == "weights" and one.line not in steps:
+                found["outside"] = one
             if one.writes == "gradient" and one.line not in known and passes:
                 if one.seq < passes[0].seq:
                     found["leftover"] = one
@@ -254,7 +274,7 @@ def record(case: Case, trainer: str, target: str, command: str, judgement: Judge
         steps = _steps(trajectory.steps, shown, case.arithmetic.master, wrong)
     return replace(
         without_evidence(case, trainer, target, command, judgement.verdict, judgement.headline),
-        reason=_with_source(judgement.reason, target),
+        reason=_with_source(_declared_at(judgement, target), target),
         micro_batch_size=problem.layout.micro_batch_size,
         seconds=round(seconds, 4),
         notes=tuple(judgement.notes),

@@ -256,7 +256,7 @@ _ROUNDING = 2**-7
     source="PyTorch documentation, Getting Started with Fully Sharded Data Parallel (FSDP2): clip_grad_norm_ computes "
     "the norm of DTensors over all ranks",
     advice="pass the parameters to `clip_grad_norm_`, not their `to_local()`",
-    edit="change clip",
+    edit="change clip|gradient",
     fix="""
         # Pass the parameters themselves, not their `to_local()`.
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -133,7 +133,7 @@ class AccumulatesAndStepsPerMicroBatch(_BetweenBackwards):
     is_fine=computes_roughly,
     fix="call the optimizer once a window, after its last backward pass",
     why="The momentum shrinks and the weights decay once for each micro-batch",
-    edit="change step",
+    edit="change outside; change step",
 )
 class MomentumPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:
@@ -152,7 +152,7 @@ def _decays_apart(problem: Problem) -> bool:
     is_fine=computes_roughly,
     fix="decay once a window, in the optimizer's step",
     why="The weights shrink once for each micro-batch instead of once a window",
-    edit="change step",
+    edit="change outside; change step",
 )
 class DecayPerMicroBatch(_BetweenBackwards):
     def between(self, vector: Affine, weights: Affine) -> tuple[Affine, Affine]:

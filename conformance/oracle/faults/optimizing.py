@@ -49,7 +49,7 @@ class FrozenTrained(Recurrence):
     decays,
     fix="leave gradients of frozen parameters None, so no step changes them",
     why="A zero gradient is not None: the step still decays the parameter",
-    edit="change the frozen parameters above step",
+    edit="change gradient; change the frozen parameters above step",
 )
 class FrozenDecay(Recurrence):
     def steps_on(self, tensor: int) -> bool:

@@ -26,7 +26,7 @@ def moves(problem: Problem) -> bool:
     averages,
     fix="after the evaluation, put the model's own weights back, from a copy (`clone()`)",
     why="The next step starts from averaged weights",
-    edit="change weights",
+    edit="change outside",
 )
 class AverageLeftInModel(Recurrence):
     starts_with_initial = False
@@ -51,7 +51,7 @@ class AverageLeftInModel(Recurrence):
     moves,
     fix="after the evaluation, put the model's own weights back, from a copy (`clone()`)",
     why="The next step starts from averaged weights",
-    edit="change weights",
+    edit="change outside",
 )
 class MovingAverageLeftInModel(AverageLeftInModel):
     starts_with_initial = True
