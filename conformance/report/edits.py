@@ -114,7 +114,8 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         place = _first(match["call"], known)
         if place is None:
             return None
-        return Edit(place, "at", f"{match['do']} {{{place.at}}}", _changed(place, match["do"], match["to"]))
+        to = match["to"] and _named(match["to"], known, known.get("step"))
+        return Edit(place, "at", f"{match['do']} {{{place.at}}}", _changed(place, match["do"], to))
     if match := _UNLOCATED.fullmatch(text):
         place = _first(match["at"], known)
         return None if place is None else _unlocated(match["what"], match["side"], place)

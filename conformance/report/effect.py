@@ -76,7 +76,7 @@ def _factor(what: str, factor: float, at: int | None = None) -> str:
     if 0 < factor < _SMALL:
         said = f"{what} {_verb(what)} {_sized(1 / factor)}x too small"
     else:
-        said = f"{what} {_verb(what)} {_sized(factor)}x of the correct {'one' if _verb(what) == 'is' else 'ones'}"
+        said = f"{what} {_verb(what)} {_sized(factor)}x the correct {'one' if _verb(what) == 'is' else 'ones'}"
     return said if at is None else f"{said} in step {at}"
 
 

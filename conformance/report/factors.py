@@ -139,8 +139,8 @@ def _text(
     numbers = sorted(table.items(), key=lambda entry: entry[0] or 0)
     first, *others = [(_times(found), value) for value, found in numbers]
     if not on:
-        return f"{subject} {first[0]} of the correct one{_whatever(fitting, cases)}."
-    said = [f"{first[0]} of the correct one at {on} {first[1]}", *(f"{times} at {value}" for times, value in others)]
+        return f"{subject} {first[0]} the correct one{_whatever(fitting, cases)}."
+    said = [f"{first[0]} the correct one at {on} {first[1]}", *(f"{times} at {value}" for times, value in others)]
     said += [f"correct at {value}" for value in sorted(right, key=lambda value: value or 0)]
     return f"{subject} {listed(said)}."
 

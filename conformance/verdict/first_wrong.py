@@ -303,12 +303,12 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
         return None
     said = f"{number(float(times))}x"
     text = (
-        f"the gradients of window {step.window} are {said} of the correct ones in every element; earlier windows are "
+        f"the gradients of window {step.window} are {said} the correct ones in every element; earlier windows are "
         "correct"
     )
     if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
         text += "; if the loss scale changes, unscale by the scale that the loss was multiplied by"
-    return guard(MULTIPLE, "correct", text, f"{said} of the correct ones")
+    return guard(MULTIPLE, "correct", text, f"{said} the correct ones")
 
 
 _ADVICE = {

@@ -99,12 +99,12 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
             wrong("twice", gradient_factors=[0.5], layout=(1, 2)),
             wrong(ruled_out=["twice"], gradient_factors=[0.5], layout=(1, 3)),
         ],
-        [("Every gradient is 0.5x of the correct one, at any accumulation.", 2)],
+        [("Every gradient is 0.5x the correct one, at any accumulation.", 2)],
     ),
     **{
         f"what has no effect{whatever}": (
             [times(2, layout=layout) for layout in layouts],
-            [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
+            [(f"Every gradient is 2x the correct one{whatever}.", 2)],
         )
         for layouts, whatever in (
             (((1, 2), (1, 3)), ", at any accumulation"),
@@ -116,7 +116,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     **{
         f"correct numbers at {layout} may hide an effect": (
             [times(2, layout=(2, 1)), times(2, layout=(3, 2)), case(*layout, "another")],
-            [(f"Every gradient is 2x of the correct one{whatever}.", 2)],
+            [(f"Every gradient is 2x the correct one{whatever}.", 2)],
         )
         for layout, whatever in (
             ((2, 1), ", at any accumulation and world size"),
@@ -125,11 +125,11 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     },
     "what is seen in one case, and what would make it": (
         [wrong("sum", "twice", gradient_factors=[2])],
-        [("Every gradient is 2x of the correct one.", 1)],
+        [("Every gradient is 2x the correct one.", 1)],
     ),
     "what another case rules out, and a pair, would not": (
         [wrong("sum", "sum + twice", gradient_factors=[2], workload="weighted"), case(2, 2, "momentum")],
-        [("Every gradient is 2x of the correct one.", 1)],
+        [("Every gradient is 2x the correct one.", 1)],
     ),
     "a factor that another workload does not show is the only bug that gives it": (
         [
@@ -143,7 +143,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
             wrong("sum", "twice", gradient_factors=[2], workload="weighted"),
             case(2, 2, "momentum", ruled_out=["other"]),
         ],
-        [("Every gradient is 2x of the correct one.", 1)],
+        [("Every gradient is 2x the correct one.", 1)],
     ),
     "a factor that another layout does not show is a bug of the layout": (
         [wrong("sum", gradient_factors=[2]), case(1, 1, ruled_out=["other"])],
@@ -151,28 +151,28 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "or depends on the layout": (
         [times(2), case(1, 1, ruled_out=["other"])],
-        [("Every gradient is 2x of the correct one at world size 2 and correct at 1.", 1)],
+        [("Every gradient is 2x the correct one at world size 2 and correct at 1.", 1)],
     ),
     # A sum over N ranks that is divided by N - 1.
     "a factor that depends on the layout is one cause": (
         [times(2), times(2, layout=(2, 3)), times(1.5, layout=(3, 2)), times(4 / 3, layout=(4, 1))],
-        [("Every gradient is 2x of the correct one at world size 2, 1.5x at 3 and 1.33x at 4.", 4)],
+        [("Every gradient is 2x the correct one at world size 2, 1.5x at 3 and 1.33x at 4.", 4)],
     ),
     "and simpler than two bugs": (
         [
             wrong("sum", ruled_out=(), gradient_factors=[2], layout=(2, 1)),
             wrong("sum + twice", ruled_out=["sum", "twice"], gradient_factors=[1.5], layout=(3, 2)),
         ],
-        [("Every gradient is 2x of the correct one at world size 2 and 1.5x at 3.", 2)],
+        [("Every gradient is 2x the correct one at world size 2 and 1.5x at 3.", 2)],
     ),
     "a factor that is no fraction is one number in every case": (
         [times(11863283 / 8388608), times(41 / 29), times(10380373 / 7340032)],
-        [("Every gradient is about 1.41x of the correct one.", 3)],
+        [("Every gradient is about 1.41x the correct one.", 3)],
     ),
     # Averages over one rank or one micro-batch cannot be wrong, so these are different bugs.
     "two factors that are no function of one thing are two causes": (
         [times(2, layout=(1, 2)), times(0.5, layout=(2, 1))],
-        [("Every gradient is 2x of the correct one.", 1), ("Every gradient is 0.5x of the correct one.", 1)],
+        [("Every gradient is 2x the correct one.", 1), ("Every gradient is 0.5x the correct one.", 1)],
     ),
     "factors that are no function of anything are one cause": (
         [times(0.5), times(5), times(3, layout=(2, 3)), times(7), times(0.5, layout=(2, 3))],
@@ -180,7 +180,7 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     ),
     "a case that hides its factor is of the cause that others show": (
         [times(3), times(2, 3, 4)],
-        [("Every gradient is 3x of the correct one.", 2)],
+        [("Every gradient is 3x the correct one.", 2)],
     ),
     "and tells nothing alone": ([times(2, 3, 4)], [(UNKNOWN, 1)]),
     "nor is a bug known": ([HIDDEN], [(UNKNOWN, 1)]),
@@ -188,15 +188,15 @@ NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
     "a factor of some of many wrong cases is a coincidence": ([times(0.5), wrong(), wrong()], [(UNKNOWN, 3)]),
     "a factor of some precisions says so": (
         [times(0.5, precision="bf16"), times(0.5, precision="fp16"), case(2, 2)],
-        [("In bf16 and fp16 every gradient is 0.5x of the correct one.", 2)],
+        [("In bf16 and fp16 every gradient is 0.5x the correct one.", 2)],
     ),
     "steps where gradients were not seen": (
         [unseen(gradient_factors=[0.5], step_factors=[0.5])],
-        [("Every update is 0.5x of the correct one.", 1)],
+        [("Every update is 0.5x the correct one.", 1)],
     ),
     "gradients that were not seen": (
         [unseen(gradient_factors=[0.5])],
-        [("The weights move as if every gradient were 0.5x of the correct one.", 1)],
+        [("The weights move as if every gradient were 0.5x the correct one.", 1)],
     ),
     "a law that is broken in all these cases": (
         [wrong("sum", findings=[synthetic.finding("MUST")]) for _ in range(2)],

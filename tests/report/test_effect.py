@@ -56,7 +56,7 @@ def wrong(case, quantity, step):
                 "gradient_expected": (0.0, 2.0),
                 "gradient_observed": (0.0, 4.0),
             },
-            "gradients are 2x of the correct ones in step 1",
+            "gradients are 2x the correct ones in step 1",
         ),
         (
             "gradient",
@@ -76,7 +76,7 @@ def test_the_first_wrong_step_is_compared_with_the_correct_one(results, quantity
 
 def test_a_factor_of_all_steps_and_ranks_that_differ(results):
     case = wrong(results.cases[0], "weights", {"expected": (4.0, 6.0), "observed": (2.5, 4.0)})
-    assert effect(replace(case, gradient_factors=(0.75,))) == "gradients are 0.75x of the correct ones"
+    assert effect(replace(case, gradient_factors=(0.75,))) == "gradients are 0.75x the correct ones"
     assert effect(replace(case, step_factors=(2.0,))) == "each step moves the weights 2x as far as it should"
     assert effect(replace(case, step_factors=(2.0**-16,))) == "the update is 65,536x too small"
     apart = Diverged(1, ((3.0, 4.0), (3.0, 4.5)))

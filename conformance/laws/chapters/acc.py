@@ -116,13 +116,13 @@ def averaged_once(window: Window) -> Outcome:
     is_changed = not computed or any(change.seq > computed[0].seq for change in changes)
     return Broken(
         event if is_changed else computed[0],
-        expected=f"gradient {mean} in {window.plan.model.elements[shown]}, the mean over {over}",
+        expected=f"a gradient of {mean} in {window.plan.model.elements[shown]}, the mean over {over}",
         observed=f"{seen} at {event}",
-        why=f"every gradient is {times} of the mean, the result of {reasons}",
+        why=f"every gradient is {times} the mean, the result of {reasons}",
         shows=(*window.backwards[-1:], *collectives, *changes, event),
-        effect=f"The clip gets {times} of the correct gradients."
+        effect=f"The clip gets {times} the correct gradients."
         if isinstance(event, trace.Clip)
-        else f"Window {window.number} steps with {times} of the correct gradients.",
+        else f"The step of window {window.number} uses {times} the correct gradients.",
     )
 
 

@@ -95,9 +95,15 @@ LEFT_OPEN: Sequence[Row[Case]] = (
 
 OF_ALL: Sequence[Row[Fit]] = (
     Row(
+        Wrong("watch/one-scale", "some-not-scaled", lambda of: {"scale": max(of.scales)}, once=True),
+        when=lambda of: len(of.scales) > 1 and 1 in of.scales,
+        effect=lambda of: said("pass-counts", times=max(of.scales)),
+        site=lambda of: of.case.window.not_scaled_at,
+    ),
+    Row(
         Wrong("watch/one-scale", "several-scales", "scales", once=True),
         when=lambda of: len(of.scales) > 1,
-        effect=lambda of: said("factor", factor=max(of.scales) / min(of.scales)),
+        effect=lambda of: said("pass-counts", times=max(of.scales) / min(of.scales)),
         site=lambda of: of.case.window.scaled_at,
     ),
     Row(

@@ -204,6 +204,11 @@ class Window:
         return found
 
     @property
+    def not_scaled_at(self) -> records.Site:
+        """The line of the first backward pass without a loss scale."""
+        return next((one.site for one in self.passes if (one.scale or 1) == 1), self.site)
+
+    @property
     def unscaled_at(self) -> records.Site:
         """The line that unscales gradients for the second time."""
         return self.unscales[-1][1].site if len(self.unscales) > 1 else self.site

@@ -58,6 +58,7 @@ FIXES: Mapping[str, str] = {
     "by hand",
     "unscaled-by-another": "call `scaler.update()` once, after the steps of all optimizers",
     "never-scaled": "call `scaler.scale(loss).backward()`",
+    "some-not-scaled": "call `scaler.scale(loss).backward()` for each loss of a step",
     "some-divided-twice": "divide each parameter once, also one that several modules share",
     "not-sent": "broadcast the weights after each step, as `ZeroRedundancyOptimizer.step()` does",
     "step-first": "call `optimizer.step()` after `loss.backward()`",
@@ -125,6 +126,7 @@ FIXES: Mapping[str, str] = {
 
 EDITS: Mapping[str, str] = {
     "not-cleared-in-closure": "add `optimizer.zero_grad()` above backward",
+    "some-not-scaled": "change it to `scaler.scale({}).backward()`",
     "micro-batches-own": "find `no_sync` at or above no_sync|forward",
     "micro-batches-missing": "zero_grad below step",
     "micro-batches.sum": "change backward to `({} / micro_batches).backward()`",

@@ -1,7 +1,7 @@
 """The sentences of a watch, by the codes of `properties.FACTS`, `Finding.says` and `Finding.effect`.
 
 `{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes", `{factor:times}` is "0.75x" or
-"1/1024", `{factor:size}` is "0.75x of the correct one" or "1,024x too small". A list is joined by commas.
+"1/1024", `{factor:size}` is "0.75x the correct one" or "1,024x too small". A list is joined by commas.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Words(Formatter):
         if format_spec == "size":
             if 0 < value < _SMALL:
                 return f"{_factor(1 / value)}x too small"
-            return f"{_factor(value)}x too large" if value >= _TOO_LARGE else f"{_factor(value)}x of the correct one"
+            return f"{_factor(value)}x too large" if value >= _TOO_LARGE else f"{_factor(value)}x the correct one"
         if format_spec == "share":
             return f"{100 * value:.2g}%" if value < 1 else f"{value:.3g}x"
         if not format_spec:
@@ -70,7 +70,7 @@ def sentence(says: Said) -> str:
 
 WORDS: Mapping[str, str] = {
     # How the gradients of the ranks enter a step.
-    "ranks.sum": "gradients are summed over {ranks:rank}: the update is {ranks}x of their mean",
+    "ranks.sum": "gradients are summed over {ranks:rank}: the update is {ranks}x their mean",
     "ranks.own": "each rank uses only its own gradients",
     "ranks.own-some": "ranks update {parameters} of {all} parameters with different gradients: {names}",
     "ranks.parts-summed": "{parameters} of {all} parameters have a part on each rank, whose gradients sum up "
@@ -79,7 +79,7 @@ WORDS: Mapping[str, str] = {
     "{ranks:rank} of the parts of its gradient, not their sum: {names}",
     "ranks.parts": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
     "ranks.some": "only some ranks have an optimizer ({type}) of these parameters",
-    "ranks.factor": "the update is {factor:.4g}x of the mean gradient",
+    "ranks.factor": "the update is {factor:.4g}x the mean gradient",
     "ranks.weighted": "ranks have different weights in the average ({table})",
     "ranks.left-out": "the average omits the gradients of some ranks ({table})",
     "ranks.run-out": "the update is not the mean of all ranks ({table}); some ranks may have no data left",
@@ -138,7 +138,8 @@ WORDS: Mapping[str, str] = {
     "no-backward": "a step had no backward pass since the last one",
     "unscaled-old": "gradients were not cleared: new ones were added to unscaled old ones",
     "overflow-replaced": "gradients overflowed at the loss scale {scale:g}, and the script replaced them",
-    "ranks-by-factor": "gradients on rank {rank} are {ratio}x of those on rank {other}, in {parameters:parameter}",
+    "ranks-by-factor": "gradients on rank {rank} are {ratio}x those on rank {other}, in {parameters:parameter}",
+    "some-not-scaled": "a backward pass has no loss scale, but others of its step have {scale:g}",
     "several-scales": "the backward passes of a step have several loss scales: {scales}",
     "still-scaled": "gradients were not divided by the loss scale {scale:g} before the step",
     "unscaled-twice": "gradients were divided by the loss scale {scale:g} twice",
@@ -189,16 +190,16 @@ WORDS: Mapping[str, str] = {
     "moves-twice": "the weights use one gradient twice",
     "made-up": "{lost} of {all} gradients come from no backward pass",
     "counts-again": "the gradients of the previous step are added {factor}x more",
-    "times-as-long": "the norm of the gradients is {times}x of the correct one, or more",
+    "times-as-long": "the norm of the gradients is {times}x the correct one, or more",
     "ranks-in-update": "the update of rank {rank} has the gradients of {used} of {ranks} ranks",
-    "rank-counts": "one rank's gradient counts up to {times}x of another's",
-    "pass-counts": "one backward pass counts up to {times}x of another",
+    "rank-counts": "one rank's gradient counts up to {times:times} as much as another's",
+    "pass-counts": "one backward pass counts up to {times:times} as much as another",
     "stale": "{stale} of {all} gradients are stale",
     "follow-others": "{parameters} of {all} parameters use gradients of other parameters",
     "lost-gradients": "the update of rank {rank} lacks {lost} of {all} gradients",
     "parameters-own": "{parameters} of {all} parameters use the gradients of 1 of {ranks} ranks",
     "ranks-stay": "the weights of {skipped} of {ranks} ranks do not change",
-    "steps-farther": "the update of one rank is {times}x of another's",
+    "steps-farther": "the update of one rank is {times}x another's",
     "rank-stays": "one rank steps, and the learning rate of another is 0",
     "ranks-longer": "{without} of {ranks} ranks use gradients that are not clipped",
     "differ-by": "these weights differ by {share:share} (norm of the difference / norm of the weights)",
@@ -311,11 +312,11 @@ WORDS: Mapping[str, str] = {
     "micro-batches.uneven": "some losses of a step weigh {times:times} of the others",
     "micro-batches.means": "each loss is the mean of its own micro-batch ({least} to {most} targets), not of the "
     "window",
-    "denominator.apart": "means over different numbers of targets count the same: a target weighs up to {times}x of "
-    "another",
+    "denominator.apart": "means over different numbers of targets count the same: a target weighs up to {times}x as "
+    "much as another",
     "denominator.constant": "sums are divided by a constant: the weights of a step's targets add up to {least} to "
     "{most} instead of 1",
-    "micro-batches.target-weighs": "a target weighs up to {times}x of another in the update",
+    "micro-batches.target-weighs": "a target weighs up to {times}x as much as another in the update",
     "micro-batches.times-ranks": "each loss is multiplied by {ranks}, the number of ranks",
     "micro-batches.total": "the weights of a step's targets add up to {weight} instead of 1",
     "micro-batches.totals": "the weights of a step's targets add up to {least} to {most} instead of 1",
