@@ -111,7 +111,8 @@ LAWS: dict[str, Law] = {
             "watch/one-factor",
             "All ranks, and all parameters that are clipped together, MUST be scaled by one factor.",
             "The update no longer has the direction of the gradient.",
-            "use one loss scale and one divisor; clip after averaging, with one limit, all parameters in one call",
+            "use one loss scale and one divisor; clip all parameters in one call, with one limit, after averaging; "
+            "under FSDP by `model.clip_grad_norm_`",
             ("clipping", "early"),
             is_seen_later=True,
         ),

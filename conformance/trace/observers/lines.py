@@ -29,7 +29,7 @@ from conformance.trace.tensor_values import own_part
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 #: After these the loop of a framework is no longer followed.
-_MOST_LOOKS = 20_000
+_MOST_LOOKS = 200_000
 #: The key of a node's metadata with its line.
 _LINE = "conformance: line"
 #: A variable that a line divides by.
