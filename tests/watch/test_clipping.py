@@ -1,5 +1,7 @@
 """Clipping at different times and of different parameters, and correct scripts that look wrong."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -155,6 +157,27 @@ def test_clips_at_different_times(window, expected):
     assert laws_or_facts(watched(training(window))) == expected
 
 
+def once(made, make):
+    """The same object in each step."""
+    if not made:
+        made.append(make())
+    return made[0]
+
+
+class Again:
+    """An iterator that begins again."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def __iter__(self):
+        self.left = iter(self.held)
+        return self
+
+    def __next__(self):
+        return next(self.left)
+
+
 @pytest.mark.filterwarnings("ignore:`parameters` is an empty generator")
 @pytest.mark.parametrize(
     ("clips", "expected"),
@@ -165,6 +188,9 @@ def test_clips_at_different_times(window, expected):
         (lambda held, used_up: [filter(lambda one: not one.requires_grad, held)], {"clipping.nothing"}),
         (lambda held, used_up: [used_up], SOMETHING),
         (lambda held, used_up: [filter(torch.is_tensor, used_up)], SOMETHING),
+        (lambda held, used_up, chained=[]: [once(chained, lambda: chain(held))], SOMETHING),
+        (lambda held, used_up, again=[]: [once(again, lambda: Again(held))], set()),
+        (lambda held, used_up: [chain(held)], set()),
         (lambda held, used_up: [held[:1]], {"clipping.parts"}),
         (lambda held, used_up: [held[:1], held[1:]], {"clipping.parts"}),
         (lambda held, used_up: [], set()),

@@ -6,6 +6,7 @@ The recorder of `run` reads exact values, the recorder of `watch` sketches.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from conformance.trace.seams.patching import Seams, replaced, replaced_inside, w
 
 CLIPS = {"clip_grad_norm_": "norm", "_clip_grads_with_norm_": "norm", "clip_grad_value_": "value"}
 """The functions that clip, each with its kind of clipping."""
+
+_MOST_ITERATORS = 8
+"""Lines of a script that clip with an iterator."""
 
 
 class Doing(Protocol):
@@ -64,8 +68,8 @@ def clearing(by_optimizer: Function, by_module: Function) -> Seams:
 
 @dataclass
 class Clip:
-    """A call that clips. kind: "norm" or "value". parameters: its parameters; is_used_up: whether they came as a
-    generator that had ended before, None if unknown. given: its arguments by name."""
+    """A call that clips. kind: "norm" or "value". parameters: its parameters; is_used_up: whether they came as an
+    iterator that had ended before, None if unknown. given: its arguments by name."""
 
     kind: str
     parameters: list[torch.Tensor]
@@ -81,9 +85,15 @@ class Clip:
         return self.given.get("total_norm", result)
 
 
-def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], function: Function, kind: str) -> Function:
+def clipping(
+    doing: Doing,
+    read: Callable[[Clip], Generator[None, Any]],
+    function: Function,
+    kind: str,
+    iterators: Iterators | None = None,
+) -> Function:
     """The `around` of a clipping function: `read(clip)` runs until it yields, and gets the outermost call's result."""
-    parameters_of = signature(function)
+    parameters_of, is_ended = signature(function), (iterators or Iterators()).is_used_up
 
     @passed_over
     def clip(original: Original, *args: Any, **kwargs: Any) -> Any:
@@ -93,10 +103,10 @@ def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], functio
         call = parameters_of.bind(*args, **kwargs)
         call.apply_defaults()
         given = call.arguments["parameters"]
-        is_used_up = _is_used_up(given)
+        is_used_up = is_ended(given)
         parameters, call.arguments["parameters"] = kept(given)
         original.instead(*call.args, **call.kwargs)
-        reading = read(Clip(kind, parameters, is_used_up, call.arguments))
+        reading = read(Clip(kind, parameters, is_used_up and not parameters, call.arguments))
         next(reading)
         with doing.inside("clip"):
             result = original(*call.args, **call.kwargs)
@@ -109,9 +119,44 @@ def clipping(doing: Doing, read: Callable[[Clip], Generator[None, Any]], functio
 
 def clips(doing: Doing, read: Callable[[Clip], Generator[None, Any]]) -> Seams:
     """Observes clipping by torch's functions."""
+    iterators = Iterators()
     for name, kind in CLIPS.items():
         function = getattr(clip_grad, name)
-        yield replaced_inside(function, clipping(doing, read, function, kind))
+        yield replaced_inside(function, clipping(doing, read, function, kind, iterators))
+    yield when_imported("accelerate.accelerator", lambda module: iterators.passed_on(module.Accelerator))
+
+
+class Iterators:
+    """The last iterators of parameters that clip calls got. An iterator that was given before yields nothing more.
+
+    outer: what is known of that of a wrapper's call, which passes a list on.
+    """
+
+    def __init__(self) -> None:
+        self._before: deque[Iterator[Any]] = deque(maxlen=_MOST_ITERATORS)
+        self._outer: list[bool | None] = []
+
+    def is_used_up(self, given: Any) -> bool | None:
+        """Whether it had ended before this call; None if unknown."""
+        if self._outer or not isinstance(given, Iterator):
+            return self._outer[-1] if self._outer else False
+        is_ended = _is_ended(given) or any(given is one for one in self._before)
+        self._before.append(given)
+        return is_ended or (False if isgenerator(given) else None)
+
+    def passed_on(self, accelerator: type[Any]) -> Seams:
+        """Observes the clip calls of Accelerate, which makes a list of the parameters."""
+
+        @passed_over
+        def clip(original: Original, owner: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            self._outer.append(self.is_used_up(parameters))
+            try:
+                return original(owner, parameters, *args, **kwargs)
+            finally:
+                self._outer.pop()
+
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            yield replaced(accelerator, name, clip)
 
 
 def kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
@@ -122,14 +167,14 @@ def kept(tensors: Any) -> tuple[list[torch.Tensor], Any]:
     return found, (tensor for tensor in found) if isgenerator(tensors) else found
 
 
-def _is_used_up(parameters: Any) -> bool | None:
-    if isgenerator(parameters):
-        return getgeneratorstate(parameters) == GEN_CLOSED
-    if isinstance(parameters, filter | map):
+def _is_ended(iterator: Any) -> bool:
+    if isgenerator(iterator):
+        return getgeneratorstate(iterator) == GEN_CLOSED
+    if isinstance(iterator, filter | map):
         # Its iterables, after its function.
-        made_of: Any = parameters.__reduce__()[1]
-        return True if any(map(_is_used_up, made_of[1:])) else None
-    return None if isinstance(parameters, Iterator) else False
+        made_of: Any = iterator.__reduce__()[1]
+        return any(map(_is_ended, made_of[1:]))
+    return False
 
 
 def scaling(doing: Doing, arounds: dict[str, Function]) -> Seams:

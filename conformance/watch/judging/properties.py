@@ -207,6 +207,7 @@ EXPLAINED: Mapping[str, frozenset[str]] = {
     "clearing.discarded": frozenset({"watch/used"}),
     "coverage.no-gradient": frozenset({"watch/from-the-model"}),
     "clipping.before-change": frozenset({"ranks-by-factor"}),
+    "clipping.nothing": frozenset({"clip.used-up"}),
     "coverage.of-no-step": _OF_OLD_PARAMETERS,
     "coverage.outdated": _OF_OLD_PARAMETERS,
     "coverage.unreached": _OF_OLD_PARAMETERS | {"watch/from-the-model"},

@@ -252,7 +252,7 @@ WORDS: Mapping[str, str] = {
     "clip.not-by-norm": "no gradient is clipped: the norm is at least {norm}, the limit {limit:g}",
     "clip.not-by-value": "no gradient is clipped: the norm is at least {norm}, the limit of an element {limit:g}",
     "clip.passes-unclipped": "the gradients of {passes} of {all:backward pass} are not clipped",
-    "clip.used-up": "clipping gets an exhausted generator of parameters",
+    "clip.used-up": "clipping gets an exhausted iterator of parameters",
     "clipping.aside": "steps use unclipped gradients; clipped gradients reach no step",
     "clipping.before-change": "gradients change after clipping, by up to {ratio:.3g}x",
     "clipping.unheld": "a clip's norm includes {count:parameter} of no optimizer; the others have {ratio:.3g}x of it",
