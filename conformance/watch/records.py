@@ -373,11 +373,14 @@ class First(Record):
 
 class Unheld(Record):
     """All parameters so far with gradients but without an optimizer. unfrozen: names of those that were frozen while
-    others trained, got gradients for half of the run, and never changed."""
+    others trained, got gradients for half of the run, and never changed. replacing: names of those that took the place
+    of a parameter of an optimizer in its module, and never changed. replaced: these parameters, in the same order."""
 
     names: list[str]
     shapes: list[list[int]]
     unfrozen: list[str] = field(default_factory=list)
+    replacing: list[str] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
 
 
 class Weighed(Record):

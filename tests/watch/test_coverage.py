@@ -47,8 +47,74 @@ def with_unused(model):
 
 def of_an_old_layer(model):
     held = [*model.parameters()]
-    model[2] = nn.Linear(model[2].in_features, model[2].out_features + 1)
+    del model[2]
+    model.append(nn.Linear(5, 2))
     return held
+
+
+def replaced(change, until=20):
+    """change: of a model, after its optimizer was made; returns more parameters to step from some step on."""
+
+    def trains():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        more = change(model)
+        for step in range(20):
+            optimizer.zero_grad()
+            model.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+            with torch.no_grad():
+                for one in more if step > until else ():
+                    one -= 0.1 * one.grad
+
+    return trains
+
+
+def new_head(model):
+    model[2] = nn.Linear(model[2].in_features, model[2].out_features + 1)
+    return [*model[2].parameters()]
+
+
+def new_twice(model):
+    new_head(model)
+    return new_head(model)
+
+
+def new_weight(model):
+    model[2].weight = nn.Parameter(torch.randn_like(model[2].weight))
+    return [model[2].weight]
+
+
+def keeps_the_old(model):
+    """The old layer is still there, under another name."""
+    old = model[2]
+    model[2] = nn.Sequential(old, nn.Linear(old.out_features, 2))
+    return []
+
+
+def tied(model):
+    """The old weight is a part of the new one's graph, and trained."""
+    old = model[2]
+    new_head(model)
+    model[2].register_forward_hook(lambda module, given, result: result + old(*given).mean())
+    return []
+
+
+@pytest.mark.parametrize(
+    ("trains", "names"),
+    [
+        (replaced(new_head), ["2.bias", "2.weight"]),
+        (replaced(new_twice), ["2.bias", "2.weight"]),
+        (replaced(new_weight), ["2.weight"]),
+        (replaced(new_head, until=10), None),
+        (replaced(keeps_the_old), None),
+        (replaced(tied), None),
+    ],
+)
+def test_replaced_parameters(trains, names):
+    causes = watched(trains).causes
+    assert [one.first.says.values["names"] for one in causes.values()] == ([] if names is None else [names])
 
 
 def behind_a_zero(model):

@@ -273,7 +273,7 @@ LAWS: dict[str, Law] = {
         Law(
             "watch/held",
             "An optimizer MUST hold the parameters that get gradients.",
-            "The optimizer steps tensors that the model no longer uses, and the model never changes.",
+            "The optimizer steps tensors that the model no longer uses, and those of the model never change.",
             "create the optimizer after the model is moved, copied or wrapped",
             ("coverage", "part"),
             edit="change optimizer",

@@ -15,6 +15,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.utils import clip_grad
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -46,6 +50,15 @@ def optimizer_steps(before: Function | None = None, after: Function | None = Non
         register(harmless(act))
         for register, act in ((register_optimizer_step_pre_hook, before), (register_optimizer_step_post_hook, after))
         if act is not None
+    ]
+
+
+def registrations(see: Function) -> Sequence[RemovableHandle]:
+    """Registers torch's hooks on each `see(module, name, one)`: a module gets a parameter or module of this name, and
+    still has the one before."""
+    return [
+        register(harmless(see))
+        for register in (register_module_parameter_registration_hook, register_module_module_registration_hook)
     ]
 
 

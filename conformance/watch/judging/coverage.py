@@ -133,8 +133,8 @@ class Coverage(OneRank):
         if stream is next(iter(end.streams.values())):
             self._findings.seen[Property.COVERAGE] += _used_of_all(end.streams.values())
         for optimizer in [*stream.held]:
+            unheld = self._judge_idle(rank, stream, optimizer, unheld)
             self._judge_replaced(rank, stream, optimizer)
-            unheld = self._open_idle(stream, optimizer, unheld)
         known = _of_optimizers(stream)
         for optimizer, of in [*self._of.items()]:
             added, steps = stream.added_to_infinite(of.made), stream.steps.get(optimizer, 0)
@@ -202,19 +202,27 @@ class Coverage(OneRank):
         others = _shapes(stream.unheld) - (_shapes(self._of[optimizer].unheld) if last else Counter())
         # An optimizer may be kept only for its schedule: a scalar parameter that it steps can match a bias by chance.
         are_replaced = idle == held and not shapes - others if last else shapes == others
-        if stream.unheld is not None and shapes and are_replaced:
+        is_told = ("watch/held", str(self._of[optimizer].at)) in self._findings.causes
+        if stream.unheld is not None and shapes and are_replaced and not is_told:
             says = said("held.replaced", count=len(idle), steps=steps - last, names=stream.unheld.names)
             self._stays(rank, says, self._of[optimizer].first, last or None, optimizer)
 
-    def _open_idle(self, stream: Stream, optimizer: int, unheld: list[str]) -> list[str]:
+    def _judge_idle(self, rank: int, stream: Stream, optimizer: int, unheld: list[str]) -> list[str]:
         """Leaves open parameters of an optimizer that have no gradients at its steps. unheld: the names of those with
         gradients that are in no optimizer; returns those that remain to be told. Where no model that ran has the idle
-        ones, these have taken their place."""
+        ones, these have taken their place: a violation if they did so in the same modules."""
         held = stream.held[optimizer]
         unused = held - self._frozen - stream.last_used.keys()
         # Gradients that were gathered, or copied to other tensors, may be used there.
         elsewhere = {n for n in unused & stream.ever if unused == held or stream.parameters[n].shards != 1}
         idle = unused - stream.ever
+        if stream.unheld is not None:
+            pairs = zip(stream.unheld.replacing, stream.unheld.replaced, strict=True)
+            new = {name: number for name, number in pairs if number in idle and name in unheld}
+            if new:
+                says = said("coverage.outdated", count=len(new), names=[*new], idle=len(new))
+                self._stays(rank, says, self._of[optimizer].at, optimizer=optimizer)
+                unheld, idle = [name for name in unheld if name not in new], idle - {*new.values()}
         is_outdated = bool(idle and unheld) and all(stream.parameters[number].name is None for number in idle)
         if is_outdated:
             says = said("coverage.outdated", count=len(unheld), names=unheld, idle=len(idle))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.seams.probes import begins_at, engine_calls
+from conformance.trace.seams.probes import begins_at, engine_calls, registrations
 from conformance.trace.state.graphs import carried
 from conformance.watch import records
 from conformance.watch.recording import losses
@@ -30,6 +30,7 @@ from conformance.watch.recording.weights import Moving, note_weights
 def observe(recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> Seams:
     """Notes `Backward` before each outermost call of the engine that accumulates gradients."""
     passes = _Passes(recording, leaves, inputs, moving, reduced)
+    yield from registrations(passes.coverage.see_replaced)
     yield replaced(torch.autograd, "backward", passes.begin)
     yield from engine_calls(passes.run)
 
@@ -39,7 +40,7 @@ class _Passes:
 
     def __init__(self, recording: Recording, leaves: Leaves, inputs: Inputs, moving: Moving, reduced: Reduced) -> None:
         self._recording, self._leaves, self._inputs, self._reduced = recording, leaves, inputs, reduced
-        self._again, self._coverage, self._moving = Again(), Coverage(recording), moving
+        self._again, self.coverage, self._moving = Again(), Coverage(recording), moving
         self._masters = Masters(recording)
         self._times: float | None = 1.0
 
@@ -84,7 +85,7 @@ class _Passes:
         hooks = [hook for one in tensors for hook in (getattr(one, "_backward_hooks", None) or {}).values()]
         times, self._times = None if any(map(_may_multiply, hooks)) else self._times, 1.0
         calls = recording.own_calls()
-        self._coverage.look(root, calls)
+        self.coverage.look(root, calls)
         note_weights(recording, calls)
         self._moving.begin()
         recording.backwards += 1

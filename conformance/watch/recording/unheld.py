@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from conformance.watch import records
 from conformance.watch.recording.losses import leaves
@@ -14,13 +15,18 @@ from conformance.watch.recording.recording import Recording
 from conformance.watch.sizes import WHOLE
 from conformance.watch.sketch import has_values
 
+_MOST_BEFORE = 4
+"""Parameters that had the place of another one, at most."""
+
 
 class Coverage:
     """Walks the graphs of some backward passes, again from time to time: optimizers may be made later, and frozen
     parameters may be unfrozen.
 
     unheld: parameters found, by `id`. frozen: parameters that were frozen at some time. first: for those unfrozen
-    since, the number of steps and the value when found. left: by call site, those of them that never changed.
+    since, or that replace others, the number of steps and the value when found. left: by call site, those of the
+    unfrozen ones that never changed. before: by parameter, those whose place it took, the last one first. stay: by
+    `id`, those that never changed although an optimizer has one whose place they took, with its number.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -31,7 +37,20 @@ class Coverage:
         self._names: dict[int, str] = {}
         self._windows: dict[int, tuple[int, int]] = {}
         self._left: dict[int, list[torch.nn.Parameter]] = {}
+        self._before = WeakIdKeyDictionary()
+        self._stay: dict[int, int] = {}
         self._noted: records.Unheld | None = None
+
+    def see_replaced(self, module: torch.nn.Module, name: str, now: Any) -> None:
+        """Takes a parameter or module that comes to the place of another one."""
+        old = module._modules.get(name) if isinstance(now, torch.nn.Module) else module._parameters.get(name)
+        if old is None or now is old or now is None:
+            return
+        new = _named(now)
+        for of, one in _named(old).items():
+            if of in new and new[of] is not one:
+                alive = [before for before in self._before.get(one, ()) if before() is not None]
+                self._before[new[of]] = [weakref.ref(one), *alive][:_MOST_BEFORE]
 
     def look(self, root: Any, calls: int) -> None:
         """Takes a backward pass. root: the node where it begins. calls: equal for passes with the same call site. Walks
@@ -56,6 +75,10 @@ class Coverage:
             del self._unheld[key]
         self._unheld |= found
         self._left[calls] = self._left_behind(found, steps)
+        before = {key: map(knows, (of() for of in self._before.get(one, ()))) for key, one in found.items()}
+        held = {key: known for key, of in before.items() if (known := next(filter(None, of), None)) is not None}
+        stay = {key: known.number for key, known in held.items() if self._stays(found[key], steps)}
+        self._stay = {key: number for key, number in self._stay.items() if key not in found} | stay
         self._note()
 
     def _windows_of(self, calls: int, steps: int) -> int:
@@ -73,6 +96,8 @@ class Coverage:
             [names[id(one)] for one in unheld],
             [list(one.shape) for one in unheld],
             [names[key] for key in left if key in names],
+            [names[key] for key in self._stay if key in names],
+            [number for key, number in self._stay.items() if key in names],
         )
         if record != self._noted and (unheld or self._noted is not None):
             self._recording.note(record)
@@ -121,3 +146,7 @@ class Coverage:
         value = self._recording.sketching.of([(WHOLE, parameter.data)])[0].cpu()
         first, before = self._first.setdefault(id(parameter), (steps, value))
         return first < steps and torch.equal(before, value)
+
+
+def _named(one: torch.nn.Module | torch.Tensor) -> dict[str, torch.Tensor]:
+    return dict(one.named_parameters()) if isinstance(one, torch.nn.Module) else {"": one}
