@@ -299,7 +299,9 @@ class Stepped(Record):
     parameters with gradients that FSDP2 has not reduced. moved: weights changed although no parameter has a gradient.
     is_own: the optimizer's class is not torch's, so it may change the gradients first. is_elsewhere: the script changed
     weights since the previous step. after: sketches of these weights after the step, for the first steps; empty where a
-    wrapper keeps ranks equal. partial: parameters with a summand of their gradient on each rank."""
+    wrapper keeps ranks equal. partial: parameters with a summand of their gradient on each rank. sends: since its last
+    step, the ranks exchanged no large tensors but `.grad`, reduced in place on all of them, and one broadcast for each
+    of its parameters within this step."""
 
     optimizer: int
     type: str
@@ -323,6 +325,7 @@ class Stepped(Record):
     after: Sketches = field(default_factory=list)
     within: int | None = None
     partial: list[int] = field(default_factory=list)
+    sends: bool = False
 
 
 class Entered(Record):

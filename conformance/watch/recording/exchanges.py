@@ -24,7 +24,7 @@ from conformance.watch.recording.weights import remember_weights
 _MOST = 32
 """Limit of tensors of a window."""
 
-_MOST_STATISTICS = 8
+MOST_STATISTICS = 8
 """Largest number of elements of a count or a sum that divides losses."""
 
 _NEAR = 1e-6
@@ -76,7 +76,7 @@ class Reduced:
         if not _SUMS[name]:
             for one, own in zip(found, before, strict=True):
                 self._add(ranks, [one], own)
-        elif len(found) == 1 and 0 < size <= ranks * _MOST_STATISTICS and size % ranks == 0:
+        elif len(found) == 1 and 0 < size <= ranks * MOST_STATISTICS and size % ranks == 0:
             parts = [*found[0].detach().reshape(ranks, -1)]
             self._add(ranks, parts, parts[rank])
         elif len(found) == ranks and all(one.numel() == size for one in found):
@@ -117,7 +117,7 @@ def _is_near(number: float, others: Sequence[float]) -> bool:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    return tensor.numel() <= _MOST_STATISTICS and not tensor.is_complex()
+    return tensor.numel() <= MOST_STATISTICS and not tensor.is_complex()
 
 
 def _by_horovod(recording: Recording, reduced: Reduced) -> Seams:
@@ -202,7 +202,7 @@ def note_bound(recording: Recording, number: int, optimizer: torch.optim.Optimiz
 
 
 _NAMES = (
-    *("allreduce", "allgather", "_allgather_base", "all_gather_single"),
+    *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single"),
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single"),
     *("alltoall", "alltoall_base", "all_to_all_single", "broadcast", "reduce", "gather", "scatter", "send", "recv"),
 )
@@ -225,10 +225,10 @@ def _in_groups(recording: Recording, leaves: Leaves, reduced: Reduced) -> Seams:
         def issue(original: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
             if recording.is_inside("backward"):
                 note(group, sys._getframe())
-            elif args:
-                given = [*tensors([args[0]])]
+            given = [*tensors([args[0]])] if args else []
+            recording.reduced(name, given)
+            if args and not recording.is_inside("backward"):
                 recording.given.add(given, recording.backwards, _first_site(recording))
-                recording.reduced(given)
                 return reduced.run(name, lambda: original(group, *args, **kwargs), args[0], group, returns=False)
             return original(group, *args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from conformance.trace.seams.probes import optimizer_steps
 from conformance.trace.state.optimizer_state import held_by, unwrapped
 from conformance.watch import records
 from conformance.watch.recording import masters
-from conformance.watch.recording.exchanges import note_bound
+from conformance.watch.recording.exchanges import MOST_STATISTICS, note_bound
 from conformance.watch.recording.leaves import is_unreduced
 from conformance.watch.recording.output import later
 from conformance.watch.recording.parameters import Known, coarsest, is_partial, sample_of
@@ -34,6 +35,9 @@ THEN_EVERY = 10
 
 _FEW = 64
 """Elements of each parameter to compare before the other steps."""
+
+_MOST_SENT = 64
+"""Steps of all optimizers in which collectives on gradients are told from others."""
 
 MOST_OPTIMIZERS = 2000
 """Limit of watched optimizers, because each one's data is kept until the end: it might have had to step again."""
@@ -72,7 +76,8 @@ class _Outermost:
     """The state of a running step. frame: of torch's wrapper around it. backwards, versions: backward passes and
     weights before it. reader: the innermost class whose step read gradients. weights: their first elements, if none had
     a gradient. is_reduced: a collective got a gradient after the read. hook: our last pre-hook. place, passes: where to
-    note the step if another optimizer with the same parameters steps inside, and the backward passes before that."""
+    note the step if another optimizer with the same parameters steps inside, and the backward passes before that. sent:
+    the sizes of large tensors that were broadcast in it."""
 
     frame: int | None = None
     backwards: int = 0
@@ -85,10 +90,13 @@ class _Outermost:
     hook: RemovableHandle | None = None
     place: int | None = None
     passes: int = 0
+    sent: Counter[int] = field(default_factory=Counter)
 
 
 class _Steps:
-    """Reads the steps of all optimizers, also nested ones. bases: patches of base classes."""
+    """Reads the steps of all optimizers, also nested ones. bases: patches of base classes. others: the number of
+    collectives on large tensors, except reductions of `.grad` to all ranks and broadcasts within steps; before: by
+    optimizer, at its last step."""
 
     def __init__(self, recording: Recording, resumed: Resumed) -> None:
         self._recording, self._resumed = recording, resumed
@@ -97,6 +105,7 @@ class _Steps:
         self._step = _Outermost()
         self._buffers = Buffers(recording)
         self._kinds: weakref.WeakSet[type] = weakref.WeakSet()
+        self._others, self._before = 0, Counter[int]()
         self.bases = ExitStack()
 
     @property
@@ -194,11 +203,25 @@ class _Steps:
         if self._step.weights is None:
             self._step.weights = [one.clone() for one in self._beginnings(optimizer)]
 
-    def reduce(self, given: Sequence[torch.Tensor]) -> None:
+    def reduce(self, name: str, given: Sequence[torch.Tensor]) -> None:
         """Takes the tensors of a collective: an optimizer class of the script may average gradients within its step."""
-        if self._running:
+        if self._running and not self._recording.is_inside("backward"):
             gradients = [one.grad for _, one in self._recording.parameters.held(self._running[0])]
             self._step.is_reduced |= any(one is gradient for one in given for gradient in gradients)
+        large = [one for one in given if one.numel() > MOST_STATISTICS]
+        if large and name.startswith("allreduce") and sum(self._recording.steps.values()) < _MOST_SENT:
+            in_place = {id(one.grad) for _, one in self._recording.parameters.all()}
+            large = [one for one in large if id(one) not in in_place]
+        if self._running and name == "broadcast":
+            self._step.sent.update(one.numel() for one in large)
+        else:
+            self._others += bool(large)
+
+    def _sends(self, optimizer: torch.optim.Optimizer, sent: Counter[int]) -> bool:
+        """Whether the ranks have exchanged nothing large since its last step but a broadcast for each parameter."""
+        number, held = self._recording.optimizer(optimizer), held_by(optimizer)
+        before, self._before[number] = self._before[number], self._others
+        return before == self._others and sent == Counter(n for one in held if (n := one.numel()) > MOST_STATISTICS)
 
     def _beginnings(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         held = self._recording.parameters.held(optimizer)
@@ -254,6 +277,7 @@ class _Steps:
             pairs = zip(step.weights, self._beginnings(optimizer), strict=True)
             record.moved = later(bool, differ(pairs))
         record.after = self._after(optimizer, record)
+        record.sends = self._sends(optimizer, step.sent)
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, step: _Outermost) -> _Read:
         """Reads a step with a closure. Lightning passes one to each step, even after the backward pass; only a search

@@ -68,8 +68,8 @@ class Recording:
     numbers: of each "optimizer", "scaler" ..., in order of first sight. parameters: of all optimizers. inside(what):
     context in which `what`, such as "backward", is running. backwards: the number of backward passes. seen: versions of
     the weights in the last one. roots: the outermost modules in training mode. wrappers: those of DDP. steps: by
-    optimizer. passes: backward passes by call site. stop: ends the recording. reduced: called with the tensors of a
-    collective outside of backward passes; given keeps their sizes.
+    optimizer. passes: backward passes by call site. stop: ends the recording. reduced: called with the name and
+    the tensors of a collective; given keeps their sizes outside of backward passes.
     """
 
     def __init__(self, folder: str, settings: Settings, ledger: Ledger | None = None) -> None:
@@ -99,7 +99,7 @@ class Recording:
         self.passes: Counter[int] = Counter()
         self.parameters = Parameters(self.note, self.roots)
         self.stop: Callable[[], None] = lambda: None
-        self.reduced: Callable[[Sequence[torch.Tensor]], None] = lambda tensors: None
+        self.reduced: Callable[[str, Sequence[torch.Tensor]], None] = lambda name, tensors: None
         self.given = Given()
         self.before_writing: list[Callable[[], None]] = []
 
