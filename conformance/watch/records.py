@@ -145,6 +145,7 @@ class Backward(Record):
     global_divisors: list[list[float]] = field(default_factory=list)  # divisors reduced since the last step, own parts
     is_of_all: bool = False  # the loss is a DTensor: each rank computes a part of one loss
     value: float | None = None  # of the loss, with all factors; None if it is not one number
+    weighs: bool = False  # the summed losses have different factors, so a divisor does not make their mean
     exchanged: int = 0  # floats in collectives since the last backward pass or step; 0 if they averaged the loss itself
 
     def as_mean(self) -> Backward:

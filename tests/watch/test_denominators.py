@@ -238,6 +238,10 @@ def share(number, counts, times=1):
         ([{}, {}], 1, {"ranks.sum"}),  # shows nothing
         ([by(2, targets=None, added=3)] * 2, 1, set()),
         ([by(2, targets=None, added=2)] * 2, 1, {"ranks.sum"}),  # may be the mean of its terms
+        ([by(2, targets=None, added=2, weighs=True)] * 2, 1, set()),
+        ([by(2, targets=None, added=2, weighs=True)] * 2, 0.5, {"micro-batches.divided-by-ranks"}),
+        ([by(2, targets=None, added=2)] * 2, 0.5, set()),
+        ([by(3, targets=None, added=2, weighs=True)] * 2, 0.5, set()),
         ([of(factors=[0.5])] * 2, 1, {"ranks.sum"}),  # may be half of an error
         ([by(3, targets=None)] * 2, 1, {"ranks.sum"}),
         ([of(factors=[2.0])] * 2, 0.5, {TIMES}),

@@ -236,6 +236,22 @@ def test_summed_losses_of_one_kind_are_counted(loss, terms):
     assert losses.of(loss(torch.randn(2, 3, requires_grad=True)).grad_fn).terms == terms
 
 
+@pytest.mark.parametrize(
+    ("loss", "weighs"),
+    [
+        (lambda one, other: (one + 2.0 * other) / 2, True),
+        (lambda one, other: sum(weight * of for weight, of in ((1.0, one), (0.5, other))), True),
+        (lambda one, other: (one + other) / 2, False),
+        (lambda one, other: (0.5 * one + other * 0.5) / 2, False),
+        (lambda one, other: one / 8 + other / 4, False),  # sums that are divided by their targets
+        (lambda one, other: 2.0 * one, False),
+    ],
+)
+def test_summed_losses_with_different_factors(loss, weighs):
+    one, other = torch.ones(2, requires_grad=True).sum(), torch.ones(2, requires_grad=True).square().sum()
+    assert losses.of(loss(one, other).grad_fn).weighs == weighs
+
+
 class Sink(torch.autograd.Function):
     """Like DDP's node."""
 

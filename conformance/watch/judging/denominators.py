@@ -66,7 +66,7 @@ class Losses(Chapter):
             if window.step is None or window.step.closure or not passes:
                 continue
             self._at[window.optimizer] = passes[-1].site
-            self._lengths[window.optimizer, window.rank].take(window, of_ranks)
+            self._lengths[window.optimizer, window.rank].take(window, of_ranks, together.ranks)
             if of_ranks == 1 and _are_divided_partly(passes):
                 uneven = said("micro-batches.uneven", times=len(passes))
                 self._findings.leave_open(uneven, step=window.index, site=passes[0].site)
@@ -320,7 +320,7 @@ class _Lengths:
     twice: int = 0
     has_lines: bool = False
 
-    def take(self, window: Window, kappa: float | None) -> None:
+    def take(self, window: Window, kappa: float | None, ranks: int) -> None:
         passes = window.passes
         number, numbers = len(passes), _numbers(passes)
         # A micro-batch may have several losses, each on its own line.
@@ -340,7 +340,8 @@ class _Lengths:
                 self.kept.append((window, numbers))
             for nominal in numbers:
                 self.off[nominal][number] += 1
-                if kappa == 1 and all(is_mean(one) and near(prod(divisors_of(one)), nominal) for one in passes):
+                are_means = all(is_mean(one) or (nominal == ranks and one.weighs) for one in passes)
+                if kappa == 1 and are_means and all(near(prod(divisors_of(one)), nominal) for one in passes):
                     self.means[nominal][number] += 1
         # Several losses of one batch belong to several tasks.
         if kappa == 1 and number > 1 and len(window.fed) != 1 and may_be_one([window]) and _are_added_up(passes):

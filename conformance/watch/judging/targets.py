@@ -257,7 +257,7 @@ def _is_divided_by(ranks: int, window: Window) -> bool:
     """Whether each loss is divided by the number of ranks, besides the number of micro-batches and of its terms."""
     number, passes = len(window.backwards), window.passes
     divisors = [Counter(round(divisor, 3) for divisor in one.divisors) for one in passes]
-    are_others = all(one.added != ranks for one in passes)
+    are_others = all(one.added != ranks or one.weighs for one in passes)
     return are_others and bool(divisors) and all(of_one[ranks] > (number == ranks > 1) for of_one in divisors)
 
 

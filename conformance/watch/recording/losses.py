@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
+from math import prod
 from operator import add, and_
 from typing import Any, TypeAlias
 
@@ -66,6 +67,7 @@ class Loss:
     of_terms: list[float] = field(default_factory=list)
     ignored: int = 0
     made_by: str = ""
+    weighs: bool = False
 
     def divide(self, divisor: float) -> None:
         self.factors.append(1 / divisor)
@@ -171,6 +173,7 @@ def _read(loss: Loss, node: Any) -> None:
     names = [term.name() for term in terms]
     loss.added = len(names)
     loss.terms = len(names) if len({*names}) == 1 < len(names) else 0
+    loss.weighs = len({_weight(term) for term in terms}) > 1
     below = [one.name() for one in islice(nodes(node, _MOST_NODES), 1, 1 + len(_L1))]
     loss.of_any = node.name() in _OF_ANY and not (node.name() == _ANY and below == _L1)
     if node.name() == _ANY:
@@ -267,6 +270,11 @@ def _terms_of(node: Any) -> list[Any]:
         if len(found) + len(waiting) > _MOST_TERMS:
             return []
     return found
+
+
+def _weight(term: Any) -> float:
+    """The factor of a term, without its divisors, which may make it a mean."""
+    return prod(factor for node, factor in _chain(term) if factor is not None and node.name() != _DIVISION)
 
 
 def _divisors_of(terms: Sequence[Any], join: _Join) -> Counter[float]:

@@ -37,7 +37,7 @@ _FEW = 64
 """Elements of each parameter to compare before the other steps."""
 
 _MOST_SENT = 64
-"""Steps of all optimizers in which collectives on gradients are told from others."""
+"""Steps of all optimizers in which gradients are looked for among the tensors of collectives."""
 
 MOST_OPTIMIZERS = 2000
 """Limit of watched optimizers, because each one's data is kept until the end: it might have had to step again."""
