@@ -29,6 +29,8 @@ OF_CAUSES: Mapping[tuple[str, str], str] = {
     ("guard", "factors by parameter"): _FACTOR,
     ("guard", "factors by rank"): _FACTOR,
     ("guard", "factors by micro-batch"): _FACTOR,
+    ("guard", "learning rate of each step"): "change rate|scheduler",
+    ("guard", "all samples read"): "change loader",
     ("guard", "steps undone"): "change weights",
     ("guard", "all parameters stepped"): "change optimizer",
     ("setup", "optimizer"): "change optimizer",

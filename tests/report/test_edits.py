@@ -61,7 +61,7 @@ EVERY = dict.fromkeys(
         *("it", "origin", "exchange", "load", "save", "optimizer", "wrap", "no_sync", "forward"),
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
         *("beginning", "loss", "division", "divisor", "between", "gradient", "leftover"),
-        *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside"),
+        *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside", "loader"),
     ],
     Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),
 ) | {

@@ -86,6 +86,7 @@ def test_settings_rates_and_creations(training):
         optimizer.param_groups[0]["momentum"] = 0.5
         schedule = StepLR(optimizer, 1, gamma=0.5)
         AveragedModel(model)
+        torch.utils.data.DataLoader([1.0])
         optimizer.step()
         schedule.step()
 
@@ -94,7 +95,8 @@ def test_settings_rates_and_creations(training):
     assert lines(training, "optimizer") == [start + 1, start + 2]
     assert lines(training, "scheduler") == [start + 3]
     assert lines(training, "averaging") == [start + 4]
-    assert lines(training, "rate")[-1] == start + 6
+    assert lines(training, "loader") == [start + 5]
+    assert lines(training, "rate")[-1] == start + 7
 
 
 def test_a_reported_average_is_followed(training):
@@ -133,3 +135,14 @@ def test_another_tracer_stays(record):
         assert sys.gettrace() is other
     finally:
         sys.settrace(None)
+
+
+def test_a_divisor_that_is_a_sum_is_wrong_where_it_is_added_up(training):
+    def train(model, batch):
+        count = 4
+        loss = training.task.loss(model(batch.inputs), batch) / (count + 1)
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "loss") == [first_line(train) + 2]
+    assert lines(training, "divisor") == []

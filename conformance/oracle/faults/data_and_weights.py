@@ -151,7 +151,7 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     has_epochs,
     fix="call `sampler.set_epoch(epoch)` at the start of each epoch",
     why="The sampler's order depends on its epoch, which stays 0",
-    edit="change the order of the data above forward",
+    edit="change loader; change the order of the data above forward",
 )
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:
@@ -164,7 +164,7 @@ class EpochNeverSet(Recurrence):
     distributed,
     fix="give the samplers of all ranks one seed",
     why="With different orders, the ranks' parts overlap: some samples are read twice, others never",
-    edit="change the sampler's seed above forward",
+    edit="change loader; change the sampler's seed above forward",
 )
 class SeededByRank(Recurrence):
     def read(self) -> Sequence[Window]:

@@ -257,7 +257,17 @@ class Line(
     label="writes {writes}",
 ):
     writes: Literal[
-        "gradient", "weights", "average", "loss", "divisor", "rate", "optimizer", "scheduler", "averaging", "buffers"
+        "gradient",
+        "weights",
+        "average",
+        "loss",
+        "divisor",
+        "rate",
+        "optimizer",
+        "scheduler",
+        "averaging",
+        "buffers",
+        "loader",
     ]
 
 

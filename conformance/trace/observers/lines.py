@@ -1,5 +1,5 @@
 """Observes which lines of the user's code write gradients, weights and averages, which one divides the loss, and which
-ones create optimizers and schedules.
+ones create optimizers, schedules, averages and loaders.
 
 Only in a case that is run again because it failed: a look after each line takes longer than the training.
 """
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import harmless
@@ -33,7 +34,7 @@ _MOST_LOOKS = 200_000
 #: The key of a node's metadata with its line.
 _LINE = "conformance: line"
 #: A variable that a line divides by.
-_DIVISOR = re.compile(r"/=?\s*\(?\s*(\w+)\b(?![.(\[])")
+_DIVISOR = re.compile(r"/=?\s*\(?\s*(\w+)\b(?![.(\[])(?!\s*[-+*])")
 _DIVISIONS = ("DivBackward0", "MulBackward0")
 #: Operations between the root of a backward and the division of its loss.
 _DEEPEST = 4
@@ -182,4 +183,5 @@ def observe(recording: Recording) -> Seams:
     yield replaced(torch.optim.Optimizer, "__init__", creates("optimizer"))
     yield replaced(LRScheduler, "__init__", creates("scheduler"))
     yield replaced(AveragedModel, "__init__", creates("averaging"))
+    yield replaced(DataLoader, "__init__", creates("loader"))
     yield _tracing(recording)
