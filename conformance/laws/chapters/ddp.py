@@ -166,7 +166,7 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
     why="""The wrapper's forward prepares the all-reduce, so a backward from the inner module's output averages nothing.
         Then rank r steps with its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
-    advice="call the wrapped model, not `model.module`",
+    advice="call the model that DDP returns, not the module inside it (`model.module`)",
     fix="""
         model = DistributedDataParallel(model)
         loss = criterion(model(batch.inputs), batch.targets)  # not model.module(batch.inputs)

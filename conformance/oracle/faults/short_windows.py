@@ -18,7 +18,7 @@ from conformance.workloads.workload import Vector
 @fault(
     "divides a short accumulation window by the nominal length",
     lambda problem: any(window.length < window.nominal for window in problem.windows),
-    fix="divide by the micro-batches that the window really has",
+    fix="divide by the number of micro-batches in that window",
     why="The divisor is larger than the number of micro-batches, so their mean comes out too small",
     edit="change divisor; change division; find the divisor at or above backward",
 )

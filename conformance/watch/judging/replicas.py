@@ -43,8 +43,8 @@ class _Optimizer:
     unknown gradients. apart: the first step with different weights on the ranks. equal: the last with equal ones.
     related: optimizers that step on the same backward passes. is_alike: some ranks' losses come from the same line.
     wrapped: the ranks where DDP wraps its parameters. is_shared: ranks exchanged its parameters. has_parts: some
-    parameters are partitioned. sent: the steps in which each parameter came from one rank, which had only its own
-    gradients. waiting: violations if the ranks train one model."""
+    parameters are partitioned. sends_since: the first of the last steps that got each parameter from one rank, with
+    only its own gradients; None if the last one did not. waiting: violations if the ranks train one model."""
 
     steps: int = 0
     right: int = 0
@@ -56,7 +56,7 @@ class _Optimizer:
     wrapped: set[int] = field(default_factory=set)
     is_shared: bool = False
     has_parts: bool = False
-    sent: set[int] = field(default_factory=set)
+    sends_since: int | None = None
     waiting: list[Finding] = field(default_factory=list)
 
     @property
@@ -126,8 +126,8 @@ class Models:
         """Takes a step of all ranks."""
         window, of = here[0], self._of[here[0].optimizer]
         of.is_alike |= not are_stages(here)
-        if len(here) == self._ranks and all(one.step is not None and one.step.sends for one in here):
-            of.sent.add(window.index)
+        sends = len(here) == self._ranks and all(one.step is not None and one.step.sends for one in here)
+        of.sends_since = (window.index if of.sends_since is None else of.sends_since) if sends else None
         of.related |= {int(other) for through in window.reached.values() for other in through}
         self._elsewhere |= {n for one in here if one.step and one.step.is_elsewhere for n in one.step.parameters}
         if len(here) == self._ranks > 1:
@@ -201,7 +201,8 @@ class Models:
             for found in of.waiting:
                 # If the weights stay equal, ranks average out of sight, such as within a step, unless they only send
                 # weights there, while other parameters of the model are averaged.
-                is_sent = found.step in of.sent and any(self._of[one].averages for one in of.related & self._of.keys())
+                averages = any(self._of[one].averages for one in of.related & self._of.keys())
+                is_sent = averages and found.step is not None and of.sends_since in range(found.step + 1)
                 is_seen = not (found.waits or found.is_bare) or of.apart is not None or is_sent
                 # Replicas in a model with other, partitioned parameters.
                 is_of_parts = of.has_parts and bool(found.parameters - self._constant)

@@ -221,7 +221,8 @@ class _Steps:
         """Whether the ranks have exchanged nothing large since its last step but a broadcast for each parameter."""
         number, held = self._recording.optimizer(optimizer), held_by(optimizer)
         before, self._before[number] = self._before[number], self._others
-        return before == self._others and sent == Counter(n for one in held if (n := one.numel()) > MOST_STATISTICS)
+        large = Counter(n for one in held if (n := one.numel()) > MOST_STATISTICS)
+        return bool(large) and before == self._others and sent == large
 
     def _beginnings(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         held = self._recording.parameters.held(optimizer)

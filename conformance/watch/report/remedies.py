@@ -66,7 +66,7 @@ FIXES: Mapping[str, str] = {
     "infinite-kept": "call `optimizer.zero_grad()` in skipped steps too",
     "clipped-then-averaged": _CLIP_AFTER,
     "clipped-by-value-then-averaged": _CLIP_AFTER,
-    "some-clip": "clip on all ranks, outside `if rank == 0`",
+    "some-clip": "clip on every rank, not on some only",
     "clip.after-step": "move the clip call between `loss.backward()` and `optimizer.step()`",
     "clip.used-up": "pass a new `model.parameters()` to each call",
     "ranks.means-added": "divide the sum over ranks by their number",
