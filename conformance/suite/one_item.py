@@ -49,12 +49,10 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
 
 
 def _with_lines(first: CaseRecord, item: Item, servers: Servers, time_limit: float) -> CaseRecord:
-    """A failed case, run again to know which lines write gradients and weights. If it ends in another way, the first
-    result stays."""
+    """A failed case, run again to know which lines write gradients and weights. If it ends in another way, or the
+    harness fails, the first result stays."""
     try:
         again = _record(item, servers, time_limit, None, by_line=True)
-    except RunnerError:
-        raise
     except Exception as error:
         return replace(first, notes=(*first.notes, f"the lines that write are unknown: {_said(error)}"))
     return again if again.verdict == first.verdict else first
@@ -83,7 +81,9 @@ def _record(
         except OSError as error:
             raise RunnerError(f"cannot write the trace to {folder}: {error.strerror}") from error
     judgement = judge(item.case, outcome, server.declaration.behaviour)
-    servers.patience.note(kind, hung_at(outcome) if judgement.verdict == "HANG" else None)
+    # A run by line is slow, and its end says nothing of the trainer.
+    if not by_line:
+        servers.patience.note(kind, hung_at(outcome) if judgement.verdict == "HANG" else None)
     if server.why_slow is not None:
         judgement.notes.append(server.why_slow)
     return record(*named, judgement, outcome.seconds)

@@ -121,7 +121,11 @@ def _declared_at(judgement: Judgement, target: str) -> result_lines.Reason | Non
     if reason is None or one is None or folder is None or judgement.verdict != "FAIL (law)":
         return reason
     name = Path(place_of(target)).name
-    tree = ast.parse("".join(linecache.getlines(str(folder / name))))
+    try:
+        tree = ast.parse("".join(linecache.getlines(str(folder / name))))
+    except SyntaxError:
+        # The file has changed since it was run.
+        return reason
     words = (node for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == split(one.way)[0])
     found = [word.value.lineno for word in words]
     return replace(reason, where=f"{name}:{found[0]}") if len(found) == 1 else reason
@@ -198,9 +202,8 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     """The line that last wrote each quantity until the end of a window; none if the case was not followed by line.
 
     gradient: by hand, after the last backward and before the step. between: by hand, between two backwards. leftover:
-    what the window's gradients are added to. outside: weights, elsewhere than in a step. buffers:
-    elsewhere than in a forward.
-    beginning: the first weights.
+    what the window's gradients are added to. outside: weights, elsewhere than in a step. buffers: elsewhere than in a
+    forward. beginning: the first weights.
     """
     found: dict[str, Event] = {}
     for rank in (rank for run in reversed(judgement.runs) for rank in reversed(run.ranks)):
