@@ -15,14 +15,14 @@ from .signs import Cause
 #: By the guard of a resume.
 OF_RESUMES = {
     "resumes at another place in the data": "find the restored place in the data from load",
-    "resumed with other weights": "find the restored weights from load",
-    "resumed with other state of the optimizer": "find the restored optimizer from load",
-    "resumed at the same loss scale": "find the restored loss scale from load",
-    "random numbers after the resume": "find the restored random state from load",
-    "averages of weights after the resume": "find the restored average from load",
+    "resumed with other weights": "restore weights",
+    "resumed with other state of the optimizer": "restore optimizer",
+    "resumed at the same loss scale": "restore scaler",
+    "random numbers after the resume": "restore random",
+    "averages of weights after the resume": "restore average",
 }
 
-_FACTOR = "find the factor at or above gradient|loss"
+_FACTOR = "find the factor at or above gradient|loss|backward"
 #: By the kind of a cause and its key.
 OF_CAUSES: Mapping[tuple[str, str], str] = {
     ("guard", "weights changed outside the steps"): "change outside",
@@ -33,6 +33,7 @@ OF_CAUSES: Mapping[tuple[str, str], str] = {
     ("guard", "all samples read"): "change loader",
     ("guard", "steps undone"): "change weights",
     ("guard", "all parameters stepped"): "change optimizer",
+    ("guard", "precision of the loss"): "change cast; find the rounding at or above backward",
     ("setup", "optimizer"): "change optimizer",
     ("setup", "learning rate"): "change rate; change scheduler",
     ("setup", "clip"): "change clip",
@@ -70,8 +71,6 @@ def edits_of(
     """The data of the edit: of the law, of the guard, of the reason, or of the known bugs if they agree."""
     if cause.key in OF_RESUMES:
         return OF_RESUMES[cause.key]
-    if cause.kind in ("factor", "factors"):
-        return _FACTOR
     if (edit := OF_CAUSES.get((cause.kind, cause.key))) is not None:
         return edit
     if cause.kind == "guard" and reason.edit:
@@ -82,7 +81,8 @@ def edits_of(
         return OF_REASONS[reason.code]
     edits = {fault.name: fault.edit for fault in KNOWN}
     found = {"; ".join(dict.fromkeys(edits.get(name, "") for name in single_bugs(one))) for one in bugs}
-    return found.pop() if len(found) == 1 else ""
+    edit = found.pop() if len(found) == 1 else ""
+    return "; ".join(filter(None, (edit, _FACTOR))) if cause.kind in ("factor", "factors") else edit
 
 
 def edit_of_call(advice: str, known: Mapping[str, Place]) -> str:

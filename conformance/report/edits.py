@@ -7,12 +7,11 @@ whose lines are known counts:
 - `remove schedule`: it is one call too many.
 - `clip above step`: where a call belongs. It moves there, or is added if the trainer does not make it.
 - `add the average above step`, `change the settings above step`: code without a call that is seen.
-- `find the divisor at or above backward`, `find the restored state from load`, `find the formula in step`: code that
+- `find the divisor at or above backward`, `find the number of ranks from load`, `find the formula in step`: code that
   the recorded calls do not locate, unless a line next to them has its name in backticks, such as `no_sync`.
 - `clip right above step`: it moves over the lines in between, which it must follow.
 - `remove the division between backward and step`: the same, with both ends, if one function has them.
-- `restore optimizer below load`: if the lines around `save` show that they save it, and those below `load` do not load
-  it.
+- `restore optimizer`: the line that restored it, or else a new one below those that restore something.
 - `zero_grad also if skipped`: a call that a skipped step leaves out, by a `continue` above it.
 
 A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
@@ -35,7 +34,7 @@ _ELSEWHERE = re.compile(r"(?P<do>add|change) (?P<what>.+?) (?P<side>above|below)
 _UNLOCATED = re.compile(r"find (?P<what>.+?) (?P<side>at or above|from|in) (?P<at>[\w|]+)")
 _BETWEEN = re.compile(r"(?P<do>remove|find) (?P<what>.+?) between (?P<call>\w+) and (?P<at>\w+)")
 _RIGHT_ABOVE = re.compile(r"(?P<call>\w+) right above (?P<at>\w+)")
-_RESTORED = re.compile(r"restore (?P<what>\w+) below load")
+_RESTORED = re.compile(r"restore (?P<what>\w+)")
 _ALSO = re.compile(r"(?P<call>\w+) also if skipped")
 _SAID = {
     "at or above": "{at} or above it",
@@ -47,6 +46,16 @@ _METHOD = re.compile(r"(?P<space>\s*)(?P<of>[^=;#]+)\.\w+\(\)\s*(#.*)?")
 
 _SAVES = re.compile(r"[\"'](?P<key>\w+)[\"'](?:: |\] = )(?P<of>[\w.]+)\.state_dict\(\)")
 _LOADS = re.compile(r"\s*(?P<of>[\w.]+)\.load_state_dict\((?P<state>\w+)\[")
+
+#: What a checkpoint has of each kind of object.
+_LOADED = {
+    "weights": "weights",
+    "optimizer": "optimizer's state",
+    "scheduler": "schedule's state",
+    "scaler": "loss scale",
+    "random": "random state",
+    "average": "average",
+}
 
 _STEP = re.compile(r"\s*(?P<by>\S+)\.step\((?P<of>[\w.\[\]]*)\)\s*(#.*)?")
 
@@ -237,7 +246,17 @@ def _right_above(known: Mapping[str, Place], call: str, at: str) -> Edit | None:
 
 
 def _restored(known: Mapping[str, Place], what: str) -> Edit | None:
-    """A load of what is saved, behind the other loads."""
+    """The line that restored it, or a load of it below the others, or else where to look for it."""
+    missing = f"the load of the {_LOADED[what]}"
+    return (
+        _edit(f"change restored_{what}", known)
+        or _not_loaded(known, what)
+        or edit_of(f"add {missing} below restores; find {missing} from load", known)
+    )
+
+
+def _not_loaded(known: Mapping[str, Place], what: str) -> Edit | None:
+    """A load of what the lines around `save` save, behind the other loads."""
     load, saved = known.get("load"), known.get("save")
     if load is None or saved is None or not load.own:
         return None

@@ -192,9 +192,11 @@ def _factors(cases: Sequence[CaseRecord], named: Mapping[int, Sequence[str]]) ->
     """The factors that explain each case, with known bugs that explain the factor. named: the bugs of each case."""
     found = defaultdict[int, list[Cause]](list)
     for factor in factors(cases):
-        known = _common_bugs(factor.cases, cases)
         precisions = {case.precision for case in factor.cases}
-        is_everywhere = not any(case.verdict in PASSED and case.precision in precisions for case in cases)
+        # A trainer may compute each precision in a branch of its own.
+        alike = [case for case in cases if case.precision in precisions]
+        known = _common_bugs(factor.cases, alike)
+        is_everywhere = not any(case.verdict in PASSED for case in alike)
         if len(known) == 1 and not is_everywhere and all(known[0] in named.get(id(case), ()) for case in factor.cases):
             # Correct updates in other cases refute the factor, not the bug.
             continue

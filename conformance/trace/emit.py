@@ -34,8 +34,8 @@ DURING = ("forward", "backward", "synchronize", "unscale", "step")
 class Lines(Protocol):
     """Notes which lines write what, in a case that is followed line by line."""
 
-    def creates(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is created, by the current line."""
+    def creates(self, kind: str, one: Any) -> None:
+        """Something is created, by the current line."""
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""

@@ -202,10 +202,11 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     """The line that last wrote each quantity until the end of a window; none if the case was not followed by line.
 
     gradient: by hand, after the last backward and before the step. between: by hand, between two backwards. leftover:
-    what the window's gradients are added to. outside: weights, elsewhere than in a step. buffers: elsewhere than in a
-    forward. beginning: the first weights.
+    what the window's gradients are added to. outside: weights, elsewhere than in a step. state: of an own optimizer.
+    buffers: elsewhere than in a forward. beginning: the first weights. restored_weights, restored_optimizer, ...: after
+    a resume, before it trains. restores: the last of these.
     """
-    found: dict[str, Event] = {}
+    found: dict[str, Event] = _restored(judgement) if len(judgement.runs) > 1 else {}
     for rank in (rank for run in reversed(judgement.runs) for rank in reversed(run.ranks)):
         lines = [one for one in rank.of(trace.Line) if window is None or one.window is None or one.window <= window]
         passes = [one for one in rank.of(BackwardBegin) if one.window == window]
@@ -215,9 +216,9 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
         steps = {one.line for one in rank.of(trace.Step)}
         forwards = {one.line for one in rank.of(trace.Forward)}
         for one in lines:
-            if one.writes == "buffers" and one.line in forwards:
+            if (one.writes == "buffers" and one.line in forwards) or (one.writes == "state" and one.line in steps):
                 continue
-            if one.writes != "gradient":
+            if one.writes != "gradient" and not one.writes.startswith(_RESTORED):
                 found[one.writes] = one
             if one.writes == "weights" and one.window is None:
                 found["beginning"] = one
@@ -233,6 +234,24 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     return {what: _line(one, target) for what, one in found.items()}
 
 
+def _restored(judgement: Judgement) -> dict[str, Event]:
+    """The lines that restore after the last resume, of the first rank that has any."""
+    for rank in judgement.runs[-1].ranks:
+        end = next((one.seq for one in rank.of(trace.Forward)), math.inf)
+        lines = [one for one in rank.of(trace.Line) if one.seq < end]
+        found: dict[str, Event] = {one.writes: one for one in lines if one.writes.startswith(_RESTORED)}
+        found |= {_RESTORED + one.writes: one for one in lines if one.writes in ("weights", "average")}
+        if found:
+            last = max(found.values(), key=lambda one: one.seq)
+            made = {one.line for one in lines if one.writes == "optimizer"}
+            # A new optimizer lost what the earlier one had loaded.
+            found = {what: one for what, one in found.items() if what != "restored_optimizer" or one.line not in made}
+            return found | {"restores": last}
+    return {}
+
+
+#: How the lines that restore something are named.
+_RESTORED = "restored_"
 #: Events of the calls that write gradients.
 _WRITING: tuple[type[Event], ...] = (trace.ZeroGrad, trace.Clip, trace.Unscale, trace.Step)
 

@@ -354,7 +354,7 @@ def scale_as_set(window: Window) -> Outcome:
         ...
         scale, count = saved["scale"], saved["count"]
         """,
-    edit="find the restored loss scale from load",
+    edit="restore scaler",
     latent="At another scale, windows that overflow are skipped again, and small gradients round to zero.",
 )
 def scale_restored(window: Window) -> Outcome:

@@ -30,7 +30,7 @@ def _keeps_state(problem: Problem) -> bool:
     resumes,
     fix="load the model's `state_dict` before training continues",
     why="Training starts from the initial weights again: what the first part learned is lost",
-    edit="find the restored weights from load",
+    edit="restore weights",
 )
 class WeightsNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -44,7 +44,7 @@ class WeightsNotRestored(Recurrence):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`",
     why="An empty state makes the first step after the resume like the first step of a run",
-    edit="restore optimizer below load; find the restored optimizer from load",
+    edit="restore optimizer",
 )
 class OptimizerStateNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -59,7 +59,7 @@ class OptimizerStateNotRestored(Recurrence):
     lambda problem: isinstance(problem.workload.optimizer, AdamW),
     fix="save and load all of the optimizer's `state_dict`, including `step`",
     why="A restarted count corrects the old moments as if they were new: the step becomes too long",
-    edit="find the restored optimizer from load",
+    edit="restore optimizer",
 )
 class StepCountNotRestored(Recurrence):
     def resumed(self, weights: Affine, taken: int) -> Affine:
@@ -75,7 +75,7 @@ class StepCountNotRestored(Recurrence):
     has_groups,
     fix="load each group's settings with the optimizer's `state_dict`",
     why="The first group's settings then apply to the parameters of all groups",
-    edit="find the restored optimizer from load",
+    edit="restore optimizer",
 )
 class GroupsAlikeOnceResumed(Recurrence):
     _has_resumed = False
@@ -114,7 +114,7 @@ class _Rescheduled(Recurrence):
     schedules,
     fix="save and load the schedule's `state_dict`",
     why="A new schedule starts at its first learning rate, not at that of the stop",
-    edit="restore scheduler below load; find the restored schedule from load",
+    edit="restore scheduler",
 )
 class ScheduleNotRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -136,7 +136,7 @@ def has_other_rates_later(problem: Problem) -> bool:
     has_other_rates_later,
     fix="save and load the schedule's `state_dict`; the optimizer's has only its present rate",
     why="The first step uses the restored rate; the new schedule then counts from 0",
-    edit="find the restored schedule from load",
+    edit="restore scheduler",
 )
 class RateAloneRestored(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -149,7 +149,7 @@ class RateAloneRestored(_Rescheduled):
     schedules,
     fix="restore the schedule's position, and do not step it again after loading",
     why="Each step after the resume uses the learning rate of the next one",
-    edit="find the restored schedule from load",
+    edit="restore scheduler",
 )
 class ScheduleAheadOnceResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -175,7 +175,7 @@ class ScheduleBehindOnceResumed(_Rescheduled):
     schedules,
     fix="load the schedule's state before the first step, and the optimizer's after the schedule is made",
     why="Making a schedule sets the initial rate, which overwrites the restored one until its next step",
-    edit="find the restored schedule from load",
+    edit="restore scheduler",
 )
 class FirstRateWhenResumed(_Rescheduled):
     def resumed_place(self, step: int, taken: int) -> int:
@@ -200,7 +200,7 @@ class WeightsAloneRestored(OptimizerStateNotRestored, ScheduleNotRestored):
     _keeps_state,
     fix="save and load the optimizer's `state_dict`, which also has its learning rate",
     why="A new optimizer has empty state, and its rate is not that of the schedule",
-    edit="restore optimizer below load; find the restored optimizer from load",
+    edit="restore optimizer",
 )
 class OptimizerNotRestored(OptimizerStateNotRestored):
     _kept: int | None = None

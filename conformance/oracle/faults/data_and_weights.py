@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
-from fractions import Fraction
 from itertools import chain
-from operator import mul
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.catalogue import (
@@ -16,15 +14,12 @@ from conformance.oracle.faults.catalogue import (
     distributed,
     fault,
     has_epochs,
-    has_momentum,
     has_wide_bounds,
 )
 from conformance.oracle.gradient import gradient
-from conformance.oracle.optimizers import SGDRule
 from conformance.oracle.recurrence import Recurrence
 from conformance.oracle.rounding import cast, nearest
 from conformance.workloads.layout import Window, window_of
-from conformance.workloads.model import Linear
 from conformance.workloads.precision import BF16
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Sample, Vector
@@ -240,42 +235,13 @@ class TargetsOfNextSamples(_OfOtherData):
     _fine,
     fix="keep the weights in the case's precision; autocast casts copies of them",
     why="16 bits cannot hold small updates, so they are rounded away",
+    edit="change outside; find the rounding at or above weights; change step",
 )
 class WeightsRounded(Recurrence):
     def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
         moved = super().update(weights, vector, step)
         fmt = self.problem.precision.compute if self.problem.precision.mixed else BF16
         return cast(moved, fmt)
-
-
-def needs_more_than_bf16(problem: Problem) -> bool:
-    """Whether the first gradient, which is the first momentum, needs more bits than bfloat16 has."""
-    workload, window = problem.workload, problem.windows[0]
-    if problem.precision.mixed or workload.clip is not None or not isinstance(workload.model, Linear):
-        return False
-    rows = [workload.model.row(sample.x, Fraction(1)) for sample in window.batch]
-    errors = [
-        2 * part * (sum(map(mul, row, workload.start), -sample.y))
-        for part, row, sample in zip(problem.coefficients(window), rows, window.batch, strict=True)
-    ]
-    return not all(BF16.holds(sum(map(mul, errors, column), Fraction(0))) for column in zip(*rows, strict=True))
-
-
-@fault(
-    "rounds the momentum to bfloat16 after each step",
-    has_momentum,
-    needs_more_than_bf16,
-    fix="keep the optimizer's state in the precision of the weights",
-    why="bfloat16 has 8 significant bits, so the momentum changes by up to 0.4% in each step",
-    edit="find the rounding at or above weights; change step",
-)
-class MomentumRounded(Recurrence):
-    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
-        moved = super().update(weights, vector, step)
-        for rule, _ in self.rules:
-            if isinstance(rule, SGDRule) and rule.buffer is not None:
-                rule.buffer = cast(rule.buffer, BF16)
-        return moved
 
 
 @fault(

@@ -244,7 +244,7 @@ class EpochScheduleIgnored(Recurrence):
     has_other_rates_later,
     fix="save and load the `state_dict` of each optimizer's schedule",
     why="The optimizer restores its present rate; its new schedule then counts from 0",
-    edit="find the restored schedule from load",
+    edit="restore scheduler",
 )
 class ScheduleOfPartNotRestored(RateAloneRestored):
     _is_of_part = False

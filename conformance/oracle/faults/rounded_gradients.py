@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from functools import reduce
 from itertools import product, zip_longest
+from operator import mul
 
 from conformance.oracle.affine import Affine
 from conformance.oracle.faults.averaging import only
@@ -18,14 +19,27 @@ from conformance.oracle.faults.catalogue import (
     fault,
     has_momentum,
 )
-from conformance.oracle.faults.data_and_weights import needs_more_than_bf16
 from conformance.oracle.optimizers import Rule, SGDRule
 from conformance.oracle.recurrence import Recurrence, times
 from conformance.oracle.rounding import cast
 from conformance.workloads.layout import Window
+from conformance.workloads.model import Linear
 from conformance.workloads.precision import BF16, FP16, Format
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import SGD, Optimizer, Vector
+
+
+def _needs_more_than_bf16(problem: Problem) -> bool:
+    """Whether the first gradient needs more bits than bfloat16 has."""
+    workload, window = problem.workload, problem.windows[0]
+    if problem.precision.mixed or workload.clip is not None or not isinstance(workload.model, Linear):
+        return False
+    rows = [workload.model.row(sample.x, Fraction(1)) for sample in window.batch]
+    errors = [
+        2 * part * (sum(map(mul, row, workload.start), -sample.y))
+        for part, row, sample in zip(problem.coefficients(window), rows, window.batch, strict=True)
+    ]
+    return not all(BF16.holds(sum(map(mul, errors, column), Fraction(0))) for column in zip(*rows, strict=True))
 
 
 def _has_fine_gradients(problem: Problem) -> bool:
@@ -34,7 +48,7 @@ def _has_fine_gradients(problem: Problem) -> bool:
     clip, optimizer = problem.workload.clip, problem.workload.optimizer
     clips_by_norm = clip is not None and clip.kind == "norm"
     rounds = problem.workload.steps > 1 and not (isinstance(optimizer, SGD) and BF16.holds(optimizer.lr))
-    return not problem.precision.mixed and (clips_by_norm or rounds or needs_more_than_bf16(problem))
+    return not problem.precision.mixed and (clips_by_norm or rounds or _needs_more_than_bf16(problem))
 
 
 class _In16Bits(Recurrence):
@@ -116,6 +130,15 @@ class _MomentumOfRounded(_Momentum):
         return super().update(weights, self.rounded(vector), step)
 
 
+class _MomentumStored(_In16Bits):
+    def update(self, weights: Affine, vector: Affine, step: int) -> Affine:
+        moved = super().update(weights, vector, step)
+        for rule, _ in self.rules:
+            if isinstance(rule, SGDRule) and rule.buffer is not None:
+                rule.buffer = self.rounded(rule.buffer)
+        return moved
+
+
 _Place = tuple[type[_In16Bits], str, str, tuple[Condition, ...]]
 _PLACES: tuple[_Place, ...] = (
     (_Averaged, "Gradients", "rounds the averaged gradients to {}, before the optimizer", ()),
@@ -140,8 +163,19 @@ _PLACES: tuple[_Place, ...] = (
         (accumulating, distributed),
     ),
     (_Momentum, "Momentum", "keeps the momentum in {}", (has_momentum,)),
+    (_MomentumStored, "MomentumStored", "rounds the momentum to {} after each step", (has_momentum,)),
     (_MomentumOfRounded, "MomentumOfRoundedGradients", "adds gradients in {0} to a momentum in {0}", (has_momentum,)),
 )
+_OF_REDUCTIONS = (_Reduced, _SumsReduced)
+_OF_MOMENTUM = (_Momentum, _MomentumStored, _MomentumOfRounded)
+
+
+def _edit(kind: type[_In16Bits]) -> str:
+    if kind in _OF_MOMENTUM:
+        return "change state; find the rounding at or above weights; change step"
+    return "" if kind in _OF_REDUCTIONS else "change between; change gradient"
+
+
 for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
     fault(
         _text.format(_fmt.dtype),
@@ -150,7 +184,7 @@ for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):
         fix="keep gradients and momentum in the precision of the weights: no casts, no compressing hook",
         why=f"{_fmt.dtype} has {_fmt.p} significant bits, and rounding loses the others",
         is_fine=lambda problem: True,
-        edit="" if _kind in (_Reduced, _SumsReduced) else "change between; change gradient",
-        at="exchange" if _kind in (_Reduced, _SumsReduced) else None,
+        edit=_edit(_kind),
+        at="exchange" if _kind in _OF_REDUCTIONS else None,
         among=RARE if _kind is _SumsReduced else CATALOGUE,
     )(type(f"{_name}In{_fmt.dtype.capitalize()}", (_kind,), {"fmt": _fmt}))

@@ -253,7 +253,7 @@ class AverageReport(
 
 class Line(
     Event,
-    noted="in a failed case that is run again: after a line that writes this, or divides the loss of a backward",
+    noted="in a failed case that is run again: after a line that writes this, or divides or casts a loss",
     label="writes {writes}",
 ):
     writes: Literal[
@@ -262,12 +262,19 @@ class Line(
         "average",
         "loss",
         "divisor",
+        "cast",
         "rate",
         "optimizer",
         "scheduler",
         "averaging",
         "buffers",
         "loader",
+        "scaler",
+        "state",
+        "restored_optimizer",
+        "restored_scheduler",
+        "restored_scaler",
+        "restored_random",
     ]
 
 

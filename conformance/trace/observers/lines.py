@@ -1,5 +1,5 @@
-"""Observes which lines of the user's code write gradients, weights and averages, which one divides the loss, and which
-ones create optimizers, schedules, averages and loaders.
+"""Observes which lines of the user's code write gradients, weights and averages, which ones divide and cast the loss,
+and which ones create and restore optimizers, schedules, averages and loaders.
 
 Only in a case that is run again because it failed: a look after each line takes longer than the training.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias
@@ -29,6 +29,8 @@ from conformance.trace.tensor_values import own_part
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
+#: The file of the functions that import modules.
+_IMPORTLIB = "<frozen importlib._bootstrap>"
 #: After these the loop of a framework is no longer followed.
 _MOST_LOOKS = 200_000
 #: The key of a node's metadata with its line.
@@ -36,6 +38,7 @@ _LINE = "conformance: line"
 #: A variable that a line divides by.
 _DIVISOR = re.compile(r"/=?\s*\(?\s*(\w+)\b(?![.(\[])(?!\s*[-+*])")
 _DIVISIONS = ("DivBackward0", "MulBackward0")
+_CASTS = ("ToCopyBackward0",)
 #: Operations between the root of a backward and the division of its loss.
 _DEEPEST = 4
 
@@ -50,16 +53,27 @@ class Lines:
         self._assigned: dict[tuple[str | int, str], tuple[object, Called]] = {}
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
+        self._imports = 0
         self._optimizers: list[torch.optim.Optimizer] = []
+        self._restored: dict[str, list[tuple[Any, str]]] = {}
         self._after, self._look = harmless(self._find), harmless(self._compare)
 
-    def creates(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is created, by the current line."""
-        self._optimizers.append(optimizer)
+    def creates(self, kind: str, one: Any) -> None:
+        """Something is created, by the current line. It takes the place of others of its kind that hold the same."""
+        if kind == "optimizer":
+            self._optimizers.append(one)
+        if kind in _STATES:
+            of, holds = _STATES[kind], _HOLDS[kind](one)
+            others = [other for other in self._restored.get(kind, []) if not holds & _HOLDS[kind](other[0])]
+            self._restored[kind] = [*others, (one, of(one))]
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
-        if root is None or (at := _division(root)) is None:
+        if root is None:
+            return
+        if (cast := _line_of(root, _CASTS)) is not None:
+            self.note("cast", cast)
+        if (at := _line_of(root, _DIVISIONS)) is None:
             return
         self.note("loss", at)
         if (own := _own(at)) is None:
@@ -70,10 +84,19 @@ class Lines:
 
     def begins(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         """Python calls this at the start of each function."""
-        if self._left > 0 and self._recording.sites.is_users(frame):
+        if frame.f_back is not None and frame.f_back.f_code.co_filename == _IMPORTLIB:
+            # Modules that are imported meanwhile train nothing, and have many lines.
+            self._imports += 1
+            frame.f_trace_lines = False
+            return self._imported
+        if self._left > 0 and not self._imports and self._recording.sites.is_users(frame):
             self._look()
             return self._traced
         return None
+
+    def _imported(self, frame: FrameType, event: str, argument: Any) -> _Trace:
+        self._imports -= event == "return"
+        return self._imported
 
     def _traced(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         self._after(frame, argument if event == "return" else None, has_ended=event == "return")
@@ -111,6 +134,11 @@ class Lines:
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         now["rate"] = [hash(str(group.get("lr"))) for group in groups]
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
+        now["state"] = [hash(_of_optimizer(optimizer)) for optimizer in self._optimizers]
+        if not self._recording.forwards:
+            for kind, of in _STATES.items():
+                states = ((of(one), first) for one, first in self._restored.get(kind, []))
+                now[f"restored_{kind}"] = [hash(str([state for state, first in states if state != first]))]
         for what, prints in now.items():
             before = self._seen.get(what, [])
             if len(before) == len(prints) and before != prints:
@@ -122,6 +150,27 @@ class Lines:
         if key not in self._noted:
             self._noted.add(key)
             self._recording.note_at(at, "line", writes=writes)
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    states = [
+        optimizer.state[one] for group in optimizer.param_groups for one in group["params"] if one in optimizer.state
+    ]
+    return str([{key: _print(one) if torch.is_tensor(one) else one for key, one in of.items()} for of in states])
+
+
+#: What a checkpoint restores of each kind of object, as text.
+_STATES: Mapping[str, Callable[[Any], str]] = {
+    "optimizer": _of_optimizer,
+    "scheduler": lambda scheduler: str(scheduler.last_epoch),
+    "scaler": lambda scaler: str(scaler.state_dict()),
+}
+#: What each kind of object is for: the ids of parameters, or of the optimizer.
+_HOLDS: Mapping[str, Callable[[Any], set[int]]] = {
+    "optimizer": lambda optimizer: {id(one) for group in optimizer.param_groups for one in group["params"]},
+    "scheduler": lambda scheduler: {id(scheduler.optimizer)},
+    "scaler": lambda scaler: {0},
+}
 
 
 def _print(tensor: torch.Tensor) -> int:
@@ -138,12 +187,12 @@ def _own(called: Called) -> Site | None:
     return called_from or where
 
 
-def _division(root: Any) -> Called | None:
-    """The line of the last division, or multiplication, of the loss whose node of the graph is ``root``."""
+def _line_of(root: Any, kinds: Collection[str]) -> Called | None:
+    """The line of the last operation of these kinds on the loss whose node of the graph is ``root``."""
     nodes = [root]
     for _ in range(_DEEPEST):
         for node in nodes:
-            if type(node).__name__ in _DIVISIONS and not is_scaling(node) and _LINE in node.metadata:
+            if type(node).__name__ in kinds and not is_scaling(node) and _LINE in node.metadata:
                 found: Called = node.metadata[_LINE]
                 return found
         nodes = [one for node in nodes for one, _ in node.next_functions if one is not None]
@@ -173,10 +222,14 @@ def observe(recording: Recording) -> Seams:
         def create(original: Callable[..., None], one: Any, *args: Any, **kwargs: Any) -> None:
             original(one, *args, **kwargs)
             recording.note("line", writes=kind)
-            if kind == "optimizer" and recording.lines is not None:
-                recording.lines.creates(one)
+            if recording.lines is not None:
+                recording.lines.creates(kind, one)
 
         return create
+
+    def restores(original: Callable[[torch.Tensor], None], state: torch.Tensor) -> None:
+        original(state)
+        recording.note("line", writes="restored_random")
 
     if not recording.goes_by_line:
         return
@@ -184,4 +237,6 @@ def observe(recording: Recording) -> Seams:
     yield replaced(LRScheduler, "__init__", creates("scheduler"))
     yield replaced(AveragedModel, "__init__", creates("averaging"))
     yield replaced(DataLoader, "__init__", creates("loader"))
+    yield replaced(torch.amp.GradScaler, "__init__", creates("scaler"))
+    yield replaced(torch, "set_rng_state", restores)
     yield _tracing(recording)

@@ -24,7 +24,7 @@ Called: TypeAlias = tuple[Site | None, Site | None]
 _OURS = __name__.partition(".")[0]
 _RECORDERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(_RECORDERS)), "")
-_NOT_THE_USERS = {"torch", "horovod", "apex", "contextlib", "functools"}
+_NOT_THE_USERS = {"torch", "horovod", "apex"}
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = {"site-packages", "dist-packages"}
 """Folders of installed packages; the second is Debian's."""
@@ -125,7 +125,12 @@ class Sites:
 
 
 def _is_installed(path: str) -> bool:
-    return path.startswith(_STDLIB) or not _PACKAGES.isdisjoint(Path(path).parts) or not os.path.isfile(path)
+    return _is_pythons(path) or not _PACKAGES.isdisjoint(Path(path).parts) or not os.path.isfile(path)
+
+
+def _is_pythons(path: str) -> bool:
+    """Whether a file is of Python's own library, which has the folder of installed packages in it."""
+    return path.startswith(_STDLIB) and _PACKAGES.isdisjoint(Path(path).parts)
 
 
 def _is_users(module: dict[str, Any], path: str) -> bool:
@@ -136,7 +141,7 @@ def _is_users(module: dict[str, Any], path: str) -> bool:
     package = str(module.get("__name__")).partition(".")[0]
     if package == _OURS and path.startswith(_PACKAGE):
         return any(hasattr(value, ATTRIBUTE) for value in list(module.values()))
-    return package not in _NOT_THE_USERS and not path.startswith(("<frozen ", "<string>"))
+    return not (package in _NOT_THE_USERS or path.startswith(("<frozen ", "<string>")) or _is_pythons(path))
 
 
 def shortened(path: str, more: Sequence[str] = ()) -> str:
