@@ -58,7 +58,8 @@ def known_lines(case: CaseRecord, law: Finding | None) -> dict[str, Place]:
     if "scaler_step" in places and "unscale" in places and places["scaler_step"].at == places["unscale"].at:
         del places["unscale"]
     # Another call of this kind in the file may be correct.
-    same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and law and one.where == law.where]
+    where = ((law and law.where) or "").partition(", called from ")[0]
+    same = [kind_of(one.event) for one in (law.slice if law else ()) if one.marked and one.where == where]
     if "gradient_change" in same and (by_hand := places.get("gradient", places.get("between"))) is not None:
         # The event has the line that notices the change.
         places["it"] = by_hand

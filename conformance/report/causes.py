@@ -15,12 +15,13 @@ from .text import capitalized, cut, one_line
 #: Laws that flag consequences, not causes: a known bug says more.
 _OF_EFFECTS = ("ddp/identical-weights",)
 
-#: Laws that break together with another one, or with a guard: a schedule is compared with the optimizer's steps or the
-#: planned epochs, and a rank that skips alone takes no step.
+#: Laws and guards that break together with another one: a schedule is compared with the optimizer's steps or the
+#: planned epochs, a rank that skips alone takes no step, and one that unscales before the sum misses overflows.
 _FOLLOW = {
     "resumes at another place in the data": ("acc/schedule-per-epoch",),
     "acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch"),
     "amp/all-ranks-skip": ("acc/step-after-all-backwards",),
+    "amp/unscale-after-sync": ("overflows are skipped",),
 }
 
 #: Kinds of cause that explain nothing.
@@ -82,13 +83,13 @@ def _further(shown: Sequence[Cause], chosen: Sequence[Cause]) -> Iterator[Cause]
 
 
 def _following(cause: Cause) -> Sequence[str]:
-    """The laws that break together with a cause."""
+    """The laws and guards that break together with a cause."""
     return _FOLLOW.get(cause.key.partition("@")[0], ())
 
 
 def _without_following(shown: Sequence[Cause]) -> Iterator[Cause]:
     follow = {law for cause in shown for law in _following(cause)}
-    yield from (cause for cause in shown if cause.kind != "law" or cause.key.partition("@")[0] not in follow)
+    yield from (cause for cause in shown if cause.key.partition("@")[0] not in follow)
 
 
 def _own(shown: Sequence[Cause], chosen: Sequence[Cause]) -> list[Cause]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
@@ -50,7 +50,7 @@ def timeline(judgement: Judgement) -> Timeline | None:
 
 def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run], target: str) -> Finding:
     law, broken = finding.law, finding.broken
-    at = _called(broken.event, runs, target) or result_lines.Lines("")
+    at = _called(broken.event, broken.shows, runs, target) or result_lines.Lines("")
     shown = sorted({*broken.shows, broken.event}, key=lambda event: (event.time, event.rank, event.seq))
     return Finding(
         law=law.id,
@@ -75,9 +75,9 @@ def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run]
     )
 
 
-def _called(event: Event, runs: Sequence[Run], target: str) -> result_lines.Lines | None:
+def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target: str) -> result_lines.Lines | None:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
-    neither a backward nor a step is in it, and one line calls it."""
+    no backward, step or other event that the law ``shows`` is in it, and one line calls it."""
     own = _line(event, target)
     if own is None or event.where is None or event.called_from is not None:
         return own
@@ -85,7 +85,8 @@ def _called(event: Event, runs: Sequence[Run], target: str) -> result_lines.Line
     # A run that is resumed on more ranks has none of these before.
     events = chain.from_iterable(run.ranks[event.rank].events for run in runs if event.rank < len(run.ranks))
     steps = (one for one in events if isinstance(one, (BackwardBegin, trace.Step)))
-    training = {one.where[2] for one in steps if one.where is not None and one.where[0] == path}
+    together = (one for one in chain(steps, shows) if one is not event)
+    training = {one.where[2] for one in together if one.where is not None and one.where[0] == path}
     line = call_of(path, function, _folder(target)) if training and function not in training else None
     if line is None:
         return own

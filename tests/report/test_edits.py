@@ -61,7 +61,7 @@ EVERY = dict.fromkeys(
         *("it", "origin", "exchange", "load", "save", "optimizer", "wrap", "no_sync", "forward"),
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
         *("beginning", "loss", "division", "divisor", "between", "gradient", "leftover"),
-        *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside", "loader"),
+        *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside", "loader", "state", "cast"),
     ],
     Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),
 ) | {
@@ -281,7 +281,7 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
         # A line without the call only notices it.
         ("zero_grad also if skipped; zero_grad below step", ["step()", "f(x)"], {"zero_grad": 2, "step": 1}, None, ""),
         (
-            "restore optimizer below load",
+            "restore optimizer",
             ["s = load()", 't.m.load_state_dict(s["m"])', "t.n = 1", "def save():", '{"o": t.optimizer.state_dict()}'],
             {"load": 1, "save": 5},
             "load the state below line 2: line 5 saves it",
@@ -289,7 +289,7 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
         ),
         # The function has no such name.
         (
-            "restore optimizer below load",
+            "restore optimizer",
             ["s = load()", "", 'd["o"] = self.optimizer.state_dict()'],
             {"load": 1, "save": 3},
             "load the state below line 1: line 3 saves it",
@@ -297,12 +297,27 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
         ),
         # It is loaded, or not known to be saved.
         *(
-            ("restore optimizer below load; find the optimizer from load", lines, {"load": 1, "save": 3}, said, "> 1 |")
-            for said in ["find the optimizer: line 1 or below it"]
+            ("restore optimizer", lines, {"load": 1, "save": 3}, said, "> 1 |")
+            for said in ["find the load of the optimizer's state: line 1 or below it"]
             for lines in (
                 ["s = load()", 'optimizer.load_state_dict(s["o"])', '{"o": optimizer.state_dict()}'],
                 ["s = load()", "", '{"m": model.state_dict()}'],
             )
+        ),
+        # The lines that restore something are known.
+        (
+            "restore optimizer",
+            ["s = load()", 'optimizer.load_state_dict(s["o"])', "", "step()"],
+            {"load": 1, "restored_optimizer": 2, "restores": 2},
+            "change line 2",
+            '  1 | s = load()\n> 2 | optimizer.load_state_dict(s["o"])',
+        ),
+        (
+            "restore random",
+            ["s = load()", 'model.load_state_dict(s["m"])', "step()"],
+            {"load": 1, "restores": 2},
+            "add the load of the random state below line 2",
+            '  1 | s = load()\n  2 | model.load_state_dict(s["m"])\n+   | # the load of the random state\n  3 | step()',
         ),
     ],
 )

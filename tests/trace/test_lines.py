@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
+from inspect import unwrap
 
 import pytest
 import torch
@@ -146,3 +148,79 @@ def test_a_divisor_that_is_a_sum_is_wrong_where_it_is_added_up(training):
     train(training.task.model(), next(iter(training.task.dataloader())))
     assert lines(training, "loss") == [first_line(train) + 2]
     assert lines(training, "divisor") == []
+
+
+def test_the_lines_that_restore_an_optimizer_a_schedule_and_a_scaler(training):
+    def restore(optimizer, scheduler, scaler, saved):
+        optimizer.load_state_dict(saved)
+        scheduler.load_state_dict({"last_epoch": 3})
+        scaler.load_state_dict({**scaler.state_dict(), "scale": 2.0})
+        torch.set_rng_state(torch.get_rng_state())
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        scheduler = StepLR(optimizer, 1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        of = {0: {"momentum_buffer": torch.ones(1, 3)}}
+        restore(optimizer, scheduler, scaler, {**optimizer.state_dict(), "state": of})
+
+    train(training.task.model())
+    first = first_line(restore)
+    assert lines(training, "restored_optimizer") == [first + 1]
+    assert lines(training, "restored_scheduler") == [first + 2]
+    assert lines(training, "restored_scaler") == [first + 3]
+    assert lines(training, "restored_random") == [first + 4]
+
+
+def test_a_new_optimizer_loses_what_the_earlier_one_has_loaded(training):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        of = {0: {"momentum_buffer": torch.ones(1, 3)}}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": of})
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
+        return optimizer
+
+    train(training.task.model())
+    first = first_line(train)
+    assert lines(training, "restored_optimizer") == [first + 3, first + 4]
+
+
+def test_the_cast_of_the_loss(training):
+    def train(model, batch):
+        outputs = model(batch.inputs)
+        outputs = outputs.bfloat16()
+        outputs = outputs.float()
+        training.task.loss(outputs, batch).backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "cast") == [first_line(train) + 3]
+
+
+def test_the_state_of_an_optimizer_by_hand(training):
+    class Halving(torch.optim.Optimizer):
+        def step(self):
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["half"] = parameter.grad / 2
+                parameter.data -= self.state[parameter]["half"]
+
+    def train(model, batch):
+        optimizer = Halving(model.parameters(), {})
+        training.task.loss(model(batch.inputs), batch).backward()
+        optimizer.step()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "state") == [first_line(unwrap(Halving.step)) + 2]
+
+
+def test_the_lines_of_an_import_are_not_followed(training, tmp_path, monkeypatch):
+    (tmp_path / "imported_meanwhile.py").write_text("import builtins\nbuiltins.of_test.weight.grad.data.mul_(0.5)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def train(model, batch):
+        training.task.loss(model(batch.inputs), batch).backward()
+        import imported_meanwhile  # noqa: F401
+
+    model = training.task.model()
+    monkeypatch.setattr(builtins, "of_test", model, raising=False)
+    train(model, next(iter(training.task.dataloader())))
+    assert lines(training, "gradient") == [first_line(train) + 1, first_line(train) + 2]
