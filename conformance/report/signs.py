@@ -193,7 +193,7 @@ def _factors(cases: Sequence[CaseRecord], named: Mapping[int, Sequence[str]]) ->
     found = defaultdict[int, list[Cause]](list)
     for factor in factors(cases):
         precisions = {case.precision for case in factor.cases}
-        # A trainer may compute each precision in a branch of its own.
+        # A trainer may compute each precision in a separate branch.
         alike = [case for case in cases if case.precision in precisions]
         known = _common_bugs(factor.cases, alike)
         is_everywhere = not any(case.verdict in PASSED for case in alike)

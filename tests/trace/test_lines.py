@@ -177,8 +177,7 @@ def test_a_new_optimizer_loses_what_the_earlier_one_has_loaded(training):
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
         of = {0: {"momentum_buffer": torch.ones(1, 3)}}
         optimizer.load_state_dict({**optimizer.state_dict(), "state": of})
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
-        return optimizer
+        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.5)
 
     train(training.task.model())
     first = first_line(train)
