@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from conformance.results.plain import record
-from conformance.results.result_lines import CaseRecord
+from conformance.results.result_lines import CaseRecord, Lines
 from conformance.runner.front.client import RunnerError
 from conformance.suite import one_item
 from conformance.suite.servers import Servers
 
 from ..results import synthetic
+
+LINES = Lines("train.py:9")
 
 
 def result(verdict, headline):
@@ -30,10 +33,22 @@ def test_the_first_result_stays_if_the_second_run_ends_differently(second, stays
             return result("FAIL (numerics)", "first")
         if isinstance(second, Exception):
             raise second
-        return result(second, "second")
+        return replace(result(second, "second"), calls={"weights": LINES})
 
     monkeypatch.setattr(one_item, "_record", run)
     item = SimpleNamespace(case=SimpleNamespace(backend="single"), declared=None, undeclared=None)
     found = one_item.run(item, Servers(), 1.0)
-    assert (found.verdict, found.headline) == ("FAIL (numerics)", "first" if stays else "second")
+    assert (found.verdict, found.headline) == ("FAIL (numerics)", "first")
+    assert found.is_followed != stays
     assert bool(found.notes) == isinstance(second, Exception)
+
+
+def test_the_first_result_stays_if_the_second_run_has_another_bug(monkeypatch):
+    def run(item, servers, time_limit, traces, *, by_line=False):
+        found = result("FAIL (numerics)", "second" if by_line else "first")
+        return replace(found, gradient_factors=(3.0 if by_line else 0.5,), calls={"weights": LINES} if by_line else {})
+
+    monkeypatch.setattr(one_item, "_record", run)
+    item = SimpleNamespace(case=SimpleNamespace(backend="single"), declared=None, undeclared=None)
+    found = one_item.run(item, Servers(), 1.0)
+    assert (found.headline, found.gradient_factors, found.is_followed) == ("first", (0.5,), False)
