@@ -6,9 +6,10 @@ Only in a case that is run again because it failed: a look after each line takes
 
 from __future__ import annotations
 
+import ast
 import linecache
-import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -22,9 +23,9 @@ from torch.utils.data import DataLoader
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.graphs import is_scaling
+from conformance.trace.state.graphs import LINEAR, is_scaling
 from conformance.trace.state.optimizer_state import of_group, without_rates
-from conformance.trace.state.site import Called, Site
+from conformance.trace.state.site import Called
 from conformance.trace.tensor_values import own_part
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -33,8 +34,8 @@ _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 _MOST_LOOKS = 200_000
 #: The key of a node's metadata with its line.
 _LINE = "conformance: line"
-#: A variable that a line divides by.
-_DIVISOR = re.compile(r"/=?\s*\(?\s*(\w+)\b(?![.(\[])(?!\s*[-+*])")
+#: By exact class: other objects may run code of the trainer when they are asked for theirs.
+_NUMBERS = (bool, int, float)
 _DIVISIONS = ("DivBackward0", "MulBackward0")
 #: Operations between the root of a backward and the division of its loss.
 _DEEPEST = 4
@@ -47,11 +48,14 @@ class Lines:
         self._recording = recording
         self._now: Called = None, None
         self._seen: dict[str, list[int | None]] = {}
-        self._assigned: dict[tuple[str | int, str], tuple[object, Called]] = {}
+        self._assigned: dict[tuple[str | int, str | int, str], tuple[object, Called]] = {}
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._after, self._look = harmless(self._find), harmless(self._compare)
+        # Whether another thread may have run code of the user since the last look.
+        self._had_others = False
+        self._after, self._before = harmless(self._find), harmless(self._enter)
+        self._other = harmless(self._of_other_thread)
 
     def creates(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is created, by the current line."""
@@ -62,40 +66,71 @@ class Lines:
         if root is None or (at := _division(root)) is None:
             return
         self.note("loss", at)
-        if (own := _own(at)) is None:
+        if (where := at[0]) is None:
             return
-        name = _DIVISOR.search(linecache.getline(self._recording.sites.path(str(own[0])), int(own[1])))
-        if name is not None and (assigned := self._assigned.get((own[2], name[1]))) is not None:
+        file, line, function = where
+        name = _divisor(linecache.getline(self._recording.sites.path(str(file)), int(line)))
+        if name is not None and (assigned := self._assigned.get((file, function, name))) is not None:
             self.note("divisor", assigned[1])
+
+    def ends(self) -> None:
+        """What is written from here on may be written by lines that are not seen."""
+        self._left = 0
 
     def begins(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         """Python calls this at the start of each function."""
-        if self._left > 0 and self._recording.sites.is_users(frame):
-            self._look()
-            return self._traced
-        return None
+        return self._before(frame) if self._left > 0 else None
 
-    def _traced(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
-        self._after(frame, argument if event == "return" else None, has_ended=event == "return")
-        return self._traced if self._left > 0 else None
+    def other_begins(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Python calls this at the start of each function in another thread."""
+        self._other(frame)
 
-    def _find(self, frame: FrameType, returned: Any, has_ended: bool) -> None:
+    def _of_other_thread(self, frame: FrameType) -> None:
+        self._had_others = self._had_others or self._recording.sites.is_users(frame)
+
+    def _enter(self, frame: FrameType) -> _Trace | None:
+        if not self._recording.sites.is_users(frame):
+            return None
+        self._compare()
+        # The caller gives the arguments, but a generator that continues has what its last line assigned.
+        is_new = frame.f_lineno == frame.f_code.co_firstlineno
+        last = self._now if is_new else self._recording.sites.of(frame)
+
+        def traced(frame: FrameType, event: str, argument: Any) -> _Trace | None:
+            nonlocal last
+            # Python calls this even if the trainer has set another tracer.
+            if self._left <= 0:
+                return None
+            last = self._after(frame, argument if event == "return" else None, last, has_ended=event == "return")
+            return traced
+
+        return traced
+
+    def _find(self, frame: FrameType, returned: Any, last: Called, has_ended: bool) -> Called:
+        """See what the line before has done; ``last`` is the last line of this function. Returns the current one."""
         self._left -= 1
         self._compare()
+        here = self._recording.sites.of(frame)
         for name, value in (("", returned), *frame.f_locals.items()):
-            if isinstance(value, torch.Tensor) and (node := _node(value)) is not None:
+            kind = type(value)
+            if issubclass(kind, torch.Tensor) and (node := _node(value)) is not None:
                 node.metadata.setdefault(_LINE, self._now)
-            elif isinstance(value, int | float):
-                self._assign(name, value)
-            elif type(value) is torch.Tensor and value.numel() == 1 and not value.is_meta:
-                self._assign(name, value.detach().item())
-        self._now = self._recording.sites.of(frame.f_back if has_ended else frame)
+            elif kind in _NUMBERS:
+                self._assign(here, name, value, last)
+            elif kind is torch.Tensor and value.numel() == 1 and own_part(value).numel() == 1:
+                self._assign(here, name, own_part(value).item(), last)
+        self._now = self._recording.sites.of(frame.f_back) if has_ended else here
+        return here
 
-    def _assign(self, name: str, value: object) -> None:
-        """A variable has this value, after the current line."""
-        own = _own(self._now)
-        if own is not None and self._assigned.get(key := (own[2], name), (None,))[0] != value:
-            self._assigned[key] = value, self._now
+    def _assign(self, here: Called, name: str, value: Any, line: Called) -> None:
+        """A variable of the function at ``here`` has this value, after ``line``."""
+        if here[0] is None:
+            return
+        key = here[0][0], here[0][2], name
+        before = self._assigned.get(key, (None,))[0]
+        # No NaN is equal to itself.
+        if before != value and (before == before or value == value):
+            self._assigned[key] = value, line
 
     def _compare(self) -> None:
         watched = self._recording.watched
@@ -113,9 +148,20 @@ class Lines:
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
         for what, prints in now.items():
             before = self._seen.get(what, [])
-            if len(before) == len(prints) and before != prints:
+            if len(before) == len(prints) and before != prints and not self._had_others:
                 self.note(what, self._now)
         self._seen = now
+        self._had_others = self._had_others and self._has_others()
+
+    def _has_others(self) -> bool:
+        """Whether another thread runs code of the user."""
+        for thread, frame in sys._current_frames().items():
+            at: FrameType | None = frame if thread != threading.get_ident() else None
+            while at is not None:
+                if self._recording.sites.is_users(at):
+                    return True
+                at = at.f_back
+        return False
 
     def note(self, writes: str, at: Called) -> None:
         key = writes, str(at), self._recording.backwards
@@ -129,13 +175,30 @@ def _print(tensor: torch.Tensor) -> int:
 
 
 def _node(tensor: torch.Tensor) -> Any:
-    return tensor.grad_fn
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        # A view from `no_grad` that was changed later.
+        return None
 
 
-def _own(called: Called) -> Site | None:
-    """The trainer's own line, or else the innermost."""
-    where, called_from = called
-    return called_from or where
+def _divisor(line: str) -> str | None:
+    """The variable that a line divides by, if it divides once by a variable, besides divisions inside the dividend."""
+    try:
+        found = [*_divisors(ast.parse(line.strip()))]
+    except (SyntaxError, ValueError):
+        return None
+    return found[0].id if len(found) == 1 and isinstance(found[0], ast.Name) else None
+
+
+def _divisors(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        yield node.right
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        yield node.value
+    else:
+        for inner in ast.iter_child_nodes(node):
+            yield from _divisors(inner)
 
 
 def _division(root: Any) -> Called | None:
@@ -146,7 +209,9 @@ def _division(root: Any) -> Called | None:
             if type(node).__name__ in _DIVISIONS and not is_scaling(node) and _LINE in node.metadata:
                 found: Called = node.metadata[_LINE]
                 return found
-        nodes = [one for node in nodes for one, _ in node.next_functions if one is not None]
+        # Behind another operation is what the loss is computed from.
+        linear = [node for node in nodes if type(node).__name__ in LINEAR]
+        nodes = [one for node in linear for one, _ in node.next_functions if one is not None]
     return None
 
 
@@ -158,11 +223,17 @@ def _tracing(recording: Recording) -> Iterator[None]:
         yield
         return
     recording.lines = lines
-    sys.settrace(lines.begins)
+    begins, other_begins, of_threads = lines.begins, lines.other_begins, threading.gettrace()
+    threading.settrace(other_begins if of_threads is None else of_threads)
+    sys.settrace(begins)
     try:
         yield
     finally:
-        sys.settrace(None)
+        # The trainer may have set its own meanwhile.
+        if sys.gettrace() == begins:
+            sys.settrace(None)
+        if threading.gettrace() == other_begins:
+            threading.settrace(None)
         recording.lines = None
 
 
@@ -185,3 +256,11 @@ def observe(recording: Recording) -> Seams:
     yield replaced(AveragedModel, "__init__", creates("averaging"))
     yield replaced(DataLoader, "__init__", creates("loader"))
     yield _tracing(recording)
+    thread = threading.get_ident()
+
+    def set_trace(original: Callable[..., None], function: Any) -> None:
+        if recording.lines is not None and threading.get_ident() == thread:
+            recording.lines.ends()
+        original(function)
+
+    yield replaced(sys, "settrace", set_trace)
