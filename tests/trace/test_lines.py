@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import weakref
@@ -320,3 +321,24 @@ def test_the_trainers_own_tracer_stays_at_the_end():
         assert sys.gettrace() is other
     finally:
         sys.settrace(None)
+
+
+def test_a_deleted_optimizer_is_not_kept_alive(training):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        deleted = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        return deleted() is None
+
+    assert train(training.task.model())
+
+
+def test_a_divisor_that_is_itself_a_quotient(training):
+    def train(model, batch):
+        count = 4
+        loss = training.task.loss(model(batch.inputs), batch) / (count / len(batch.inputs))
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]

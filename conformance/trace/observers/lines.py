@@ -10,6 +10,7 @@ import ast
 import linecache
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -51,15 +52,15 @@ class Lines:
         self._assigned: dict[tuple[str | int, str | int, str], tuple[object, Called]] = {}
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
-        self._optimizers: list[torch.optim.Optimizer] = []
+        # Those that the trainer deletes are not kept alive.
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         # Whether another thread may have run code of the user since the last look.
         self._had_others = False
         self._after, self._before = harmless(self._find), harmless(self._enter)
-        self._other = harmless(self._of_other_thread)
 
     def creates(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is created, by the current line."""
-        self._optimizers.append(optimizer)
+        self._optimizers.append(weakref.ref(optimizer))
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
@@ -79,18 +80,14 @@ class Lines:
 
     def begins(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         """Python calls this at the start of each function."""
-        return self._before(frame) if self._left > 0 else None
+        # Libraries also run inside the dispatch of torch, which does not bear to have its modes set aside.
+        return self._before(frame) if self._left > 0 and self._recording.sites.is_users(frame) else None
 
     def other_begins(self, frame: FrameType, event: str, argument: Any) -> None:
         """Python calls this at the start of each function in another thread."""
-        self._other(frame)
-
-    def _of_other_thread(self, frame: FrameType) -> None:
         self._had_others = self._had_others or self._recording.sites.is_users(frame)
 
     def _enter(self, frame: FrameType) -> _Trace | None:
-        if not self._recording.sites.is_users(frame):
-            return None
         self._compare()
         # The caller gives the arguments, but a generator that continues has what its last line assigned.
         is_new = frame.f_lineno == frame.f_code.co_firstlineno
@@ -143,7 +140,8 @@ class Lines:
             }
         if self._recording.counting is not None:
             now["buffers"] = [*map(_print, self._recording.counting[1])]
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        optimizers = (one for reference in self._optimizers if (one := reference()) is not None)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         now["rate"] = [hash(str(group.get("lr"))) for group in groups]
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
         for what, prints in now.items():
@@ -188,7 +186,11 @@ def _divisor(line: str) -> str | None:
         found = [*_divisors(ast.parse(line.strip()))]
     except (SyntaxError, ValueError):
         return None
-    return found[0].id if len(found) == 1 and isinstance(found[0], ast.Name) else None
+    one = found[0] if len(found) == 1 else None
+    # As in `loss / (samples / len(batch))`.
+    while isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
+        one = one.left
+    return one.id if isinstance(one, ast.Name) else None
 
 
 def _divisors(node: ast.AST) -> Iterator[ast.expr]:
