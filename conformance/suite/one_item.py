@@ -49,13 +49,31 @@ def run(item: Item, servers: Servers, time_limit: float, traces: Path | None = N
 
 
 def _with_lines(first: CaseRecord, item: Item, servers: Servers, time_limit: float) -> CaseRecord:
-    """A failed case, run again to know which lines write gradients and weights. If it ends in another way, or the
-    harness fails, the first result stays."""
+    """A failed case, run again to know which lines write gradients and weights. Only lines are added to the first
+    result, and only if the second run goes wrong in the same way."""
     try:
         again = _record(item, servers, time_limit, None, by_line=True)
     except Exception as error:
         return replace(first, notes=(*first.notes, f"the lines that write are unknown: {_said(error)}"))
-    return again if again.verdict == first.verdict else first
+    return replace(first, calls=again.calls) if _how(again) == _how(first) else first
+
+
+def _how(found: CaseRecord) -> tuple[object, ...]:
+    """How a case failed, without its last digits."""
+    first, laws = found.first_difference, tuple((one.law, one.window, one.where) for one in found.findings)
+    wrong = first and (first.step, first.quantity, first.parameter)
+    reason = found.reason and (found.reason.code, found.reason.where)
+    factors = found.gradient_factors, found.step_factors
+    return (
+        found.verdict,
+        reason,
+        wrong,
+        laws,
+        found.mistake,
+        found.explained_by,
+        factors,
+        found.diverged and found.diverged.step,
+    )
 
 
 def _said(error: Exception) -> str:

@@ -40,6 +40,9 @@ class Lines(Protocol):
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
 
+    def ends(self) -> None:
+        """What is written from here on may be written by lines that are not seen."""
+
 
 _OF_CURRENT = {"clip", "norm", "zero_grad", "gradient_change"}
 """Events of the gradients that `look` watches."""

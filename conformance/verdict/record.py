@@ -207,8 +207,10 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
     buffers: elsewhere than in a forward. beginning: the first weights. restored_weights, restored_optimizer, ...: after
     a resume, before it trains. restores: the last of these.
     """
-    found: dict[str, Event] = _restored(judgement) if len(judgement.runs) > 1 else {}
+    each: list[dict[str, trace.Line]] = []
+    seen: list[set[tuple[str, str]]] = []
     for rank in (rank for run in reversed(judgement.runs) for rank in reversed(run.ranks)):
+        found: dict[str, trace.Line] = {}
         lines = [one for one in rank.of(trace.Line) if window is None or one.window is None or one.window <= window]
         passes = [one for one in rank.of(BackwardBegin) if one.window == window]
         end = next((one.seq for one in rank.of(trace.Step) if one.window == window), math.inf)
@@ -232,7 +234,22 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
                     found["between"] = one
                 elif one.seq < end:
                     found["gradient"] = one
-    return {what: _line(one, target) for what, one in found.items()}
+        each.append(found)
+        seen.append({(one.writes, one.line) for one in lines})
+    common = set[tuple[str, str]]().union(*seen).intersection(*filter(None, seen))
+    wrong = None if judgement.difference is None else judgement.difference.rank
+
+    def likely(one: trace.Line) -> bool:
+        # If only some ranks are wrong, a line of all of them is not the reason.
+        if judgement.divergence is not None:
+            return (one.writes, one.line) not in common
+        return one.rank == wrong
+
+    # Otherwise ranks are alike, and the first one counts.
+    last = {what: one for found in each for what, one in found.items()}
+    last |= {what: one for found in each for what, one in found.items() if likely(one)}
+    restored = _restored(judgement) if len(judgement.runs) > 1 else {}
+    return {what: _line(one, target) for what, one in (restored | last).items()}
 
 
 def _restored(judgement: Judgement) -> dict[str, Event]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
+import threading
+import weakref
 from inspect import unwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
+
+from conformance.trace.observers.lines import _tracing
 
 
 @pytest.fixture
@@ -223,3 +229,194 @@ def test_the_lines_of_an_import_are_not_followed(training, tmp_path, monkeypatch
     monkeypatch.setattr(builtins, "of_test", model, raising=False)
     train(model, next(iter(training.task.dataloader())))
     assert lines(training, "gradient") == [first_line(train) + 1, first_line(train) + 2]
+
+
+def test_a_variable_of_the_same_name_elsewhere_is_no_divisor(training):
+    def log(count):
+        return count + 1
+
+    def train(model, batch):
+        count = 4
+        outputs = model(batch.inputs)
+        log(17)
+        loss = training.task.loss(outputs, batch) / count
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]
+
+
+def test_a_divisor_that_is_an_argument_is_wrong_at_the_call(training):
+    def loss_of(outputs, batch, count):
+        loss = training.task.loss(outputs, batch)
+        return loss / count
+
+    def train(model, batch):
+        loss = loss_of(model(batch.inputs), batch, 4)
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]
+
+
+def test_a_divisor_that_is_not_a_number_is_wrong_where_it_became_that(training):
+    def train(model, batch):
+        count = float("nan")
+        outputs = model(batch.inputs)
+        loss = training.task.loss(outputs, batch) / count
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]
+
+
+def test_another_division_in_the_line_of_the_loss(training):
+    def train(model, batch):
+        one = 1.0
+        count = 4
+        loss = training.task.loss(model(batch.inputs / one), batch) / count  # / one
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 2]
+
+
+def test_a_product_in_the_forward_is_no_division_of_the_loss(training):
+    def train(model, batch):
+        outputs = model(batch.inputs) * 2.0
+        loss = ((outputs - batch.targets) ** 2).mean()
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "loss") == []
+
+
+class Lazy:
+    """An object that computes its class only when it is asked for it, as those of Django do."""
+
+    asked = 0
+
+    @property
+    def __class__(self):
+        type(self).asked += 1
+        return int
+
+
+def test_objects_among_the_variables_are_left_alone(training):
+    class Referred:
+        pass
+
+    def train(model, batch):
+        lazy, dead = Lazy(), weakref.proxy(Referred())
+        training.task.loss(model(batch.inputs), batch).backward()
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+        return type(lazy), type(dead)
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "gradient") == [first_line(train) + 2, first_line(train) + 4]
+    assert Lazy.asked == 0
+
+
+def test_tensors_without_a_readable_value_are_left_alone(training):
+    def train(model, batch):
+        training.task.loss(model(batch.inputs), batch).backward()
+
+        def square(one):
+            two = one * one
+            return two + 1
+
+        torch.vmap(square)(torch.ones(3))
+        base = torch.ones(2, requires_grad=True).clone()
+        with torch.no_grad():
+            view = base[:1]
+        others = [view, torch.ones(1, dtype=torch.complex64), torch.ones(1, device="meta")]
+        first, second, third, fourth = *others, torch.ones(1).to_sparse()
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.5)
+        return first, second, third, fourth
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert first_line(train) + 14 in lines(training, "gradient")
+
+
+def test_what_another_thread_writes_is_not_the_waiting_line(training):
+    def change(model, is_changed, may_end):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+        is_changed.set()
+        may_end.wait()
+
+    def train(model, before):
+        is_changed, may_end = threading.Event(), threading.Event()
+        thread = threading.Thread(target=change, args=(model, is_changed, may_end))
+        thread.start()
+        is_changed.wait()
+        before.append(1)
+        may_end.set()
+        thread.join()
+        thread = threading.Thread(target=change, args=(model, is_changed, may_end))
+        thread.start()
+        thread.join()
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+
+    training.recorder.sites.trainer_file = __file__
+    model = training.task.model()
+    model(torch.ones(1, next(model.parameters()).shape[-1]))
+    train(model, [])
+    assert lines(training, "weights") == [first_line(train) + 12]
+
+
+def test_what_happens_under_another_tracer_is_not_the_line_before(training):
+    def other(frame, event, argument):
+        return None
+
+    def change(model):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+
+    def train(model):
+        ours = sys.gettrace()
+        sys.settrace(other)
+        change(model)
+        sys.settrace(ours)
+        print()
+
+    model = training.task.model()
+    model(torch.ones(1, next(model.parameters()).shape[-1]))
+    train(model)
+    assert lines(training, "weights") == []
+
+
+def test_the_trainers_own_tracer_stays_at_the_end():
+    def other(frame, event, argument):
+        return None
+
+    try:
+        with _tracing(SimpleNamespace(lines=None)):
+            sys.settrace(other)
+        assert sys.gettrace() is other
+    finally:
+        sys.settrace(None)
+
+
+def test_a_deleted_optimizer_is_not_kept_alive(training):
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        deleted = weakref.ref(optimizer)
+        del optimizer
+        gc.collect()
+        return deleted() is None
+
+    assert train(training.task.model())
+
+
+def test_a_divisor_that_is_itself_a_quotient(training):
+    def train(model, batch):
+        count = 4
+        loss = training.task.loss(model(batch.inputs), batch) / (count / len(batch.inputs))
+        loss.backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]

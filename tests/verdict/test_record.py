@@ -155,7 +155,7 @@ def test_a_helper_of_the_loop_is_shown_with_its_only_call(follow, tmp_path, func
     run.of("zero_grad")[0]["where"] = ["train.py", 2, function]
     [judged] = run.judged().runs
     event = next(event for event in judged.ranks[0].events if event.event == "zero_grad")
-    found = _called(event, [judged], f"{tmp_path / 'train.py'}:train")
+    found = _called(event, [event], [judged], f"{tmp_path / 'train.py'}:train")
     assert found.where == where
     assert len(found.source) == len(where.split(", called from "))
 
@@ -169,7 +169,7 @@ def test_two_lines_of_a_helper_are_one_problem(follow, tmp_path):
         run.of("zero_grad")[0]["where"] = ["train.py", line, "clip"]
         [judged] = run.judged().runs
         event = next(event for event in judged.ranks[0].events if event.event == "zero_grad")
-        where = _called(event, [judged], f"{tmp_path / 'train.py'}:train").where
+        where = _called(event, [event], [judged], f"{tmp_path / 'train.py'}:train").where
         found.add(key_of(read(Finding, {**synthetic.finding("MUST"), "where": where})))
     assert {key.partition("@")[2] for key in found} == {"train.py:6"}
 

@@ -6,13 +6,15 @@ Only in a case that is run again because it failed: a look after each line takes
 
 from __future__ import annotations
 
+import ast
 import linecache
-import re
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -22,9 +24,9 @@ from torch.utils.data import DataLoader
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import harmless
 from conformance.trace.seams.patching import Seams, replaced
-from conformance.trace.state.graphs import is_scaling
+from conformance.trace.state.graphs import LINEAR, is_scaling
 from conformance.trace.state.optimizer_state import of_group, without_rates
-from conformance.trace.state.site import Called, Site
+from conformance.trace.state.site import Called
 from conformance.trace.tensor_values import own_part
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
@@ -35,12 +37,20 @@ _IMPORTLIB = "<frozen importlib._bootstrap>"
 _MOST_LOOKS = 200_000
 #: The key of a node's metadata with its line.
 _LINE = "conformance: line"
-#: A variable that a line divides by.
-_DIVISOR = re.compile(r"/=?\s*\(?\s*(\w+)\b(?![.(\[])(?!\s*[-+*])")
+#: By exact class: other objects may run code of the trainer when they are asked for theirs.
+_NUMBERS = (bool, int, float)
 _DIVISIONS = ("DivBackward0", "MulBackward0")
 _CASTS = ("ToCopyBackward0",)
 #: Operations between the root of a backward and the division of its loss.
 _DEEPEST = 4
+
+
+class _Made(NamedTuple):
+    """An object that the trainer made. first: its state then. holds: the ids of what it is for."""
+
+    itself: weakref.ref[Any]
+    first: str
+    holds: set[int]
 
 
 class Lines:
@@ -50,37 +60,40 @@ class Lines:
         self._recording = recording
         self._now: Called = None, None
         self._seen: dict[str, list[int | None]] = {}
-        self._assigned: dict[tuple[str | int, str], tuple[object, Called]] = {}
+        self._assigned: dict[tuple[str | int, str | int, str], tuple[object, Called]] = {}
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
         self._imports = 0
-        self._optimizers: list[torch.optim.Optimizer] = []
-        self._restored: dict[str, list[tuple[Any, str]]] = {}
-        self._after, self._look = harmless(self._find), harmless(self._compare)
+        # Those that the trainer deletes are not kept alive.
+        self._made: dict[str, list[_Made]] = {kind: [] for kind in _STATES}
+        # Whether another thread may have run code of the trainer's since the last look.
+        self._had_others = False
+        self._after, self._before = harmless(self._find), harmless(self._enter)
 
     def creates(self, kind: str, one: Any) -> None:
-        """Something is created, by the current line. It takes the place of others of its kind that hold the same."""
-        if kind == "optimizer":
-            self._optimizers.append(one)
+        """Something is created, by the current line."""
         if kind in _STATES:
-            of, holds = _STATES[kind], _HOLDS[kind](one)
-            others = [other for other in self._restored.get(kind, []) if not holds & _HOLDS[kind](other[0])]
-            self._restored[kind] = [*others, (one, of(one))]
+            self._made[kind].append(_Made(weakref.ref(one), _STATES[kind](one), _HOLDS[kind](one)))
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
         if root is None:
             return
-        if (cast := _line_of(root, _CASTS)) is not None:
+        if (cast := _line_of(root, _CASTS, is_linear=False)) is not None:
             self.note("cast", cast)
         if (at := _line_of(root, _DIVISIONS)) is None:
             return
         self.note("loss", at)
-        if (own := _own(at)) is None:
+        if (where := at[0]) is None:
             return
-        name = _DIVISOR.search(linecache.getline(self._recording.sites.path(str(own[0])), int(own[1])))
-        if name is not None and (assigned := self._assigned.get((own[2], name[1]))) is not None:
+        file, line, function = where
+        name = _divisor(linecache.getline(self._recording.sites.path(str(file)), int(line)))
+        if name is not None and (assigned := self._assigned.get((file, function, name))) is not None:
             self.note("divisor", assigned[1])
+
+    def ends(self) -> None:
+        """What is written from here on may be written by lines that are not seen."""
+        self._left = 0
 
     def begins(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
         """Python calls this at the start of each function."""
@@ -89,36 +102,59 @@ class Lines:
             self._imports += 1
             frame.f_trace_lines = False
             return self._imported
-        if self._left > 0 and not self._imports and self._recording.sites.is_users(frame):
-            self._look()
-            return self._traced
-        return None
+        # Libraries also run inside the dispatch of torch, which does not bear to have its modes set aside.
+        is_followed = self._left > 0 and not self._imports and self._recording.sites.is_users(frame)
+        return self._before(frame) if is_followed else None
 
     def _imported(self, frame: FrameType, event: str, argument: Any) -> _Trace:
         self._imports -= event == "return"
         return self._imported
 
-    def _traced(self, frame: FrameType, event: str, argument: Any) -> _Trace | None:
-        self._after(frame, argument if event == "return" else None, has_ended=event == "return")
-        return self._traced if self._left > 0 else None
+    def other_begins(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Python calls this at the start of each function in another thread."""
+        self._had_others = self._had_others or bool(self._recording.sites.own(frame))
 
-    def _find(self, frame: FrameType, returned: Any, has_ended: bool) -> None:
+    def _enter(self, frame: FrameType) -> _Trace | None:
+        self._compare()
+        # The caller gives the arguments, but a generator that continues has what its last line assigned.
+        is_new = frame.f_lineno == frame.f_code.co_firstlineno
+        last = self._now if is_new else self._recording.sites.of(frame)
+
+        def traced(frame: FrameType, event: str, argument: Any) -> _Trace | None:
+            nonlocal last
+            # Python calls this even if the trainer has set another tracer.
+            if self._left <= 0:
+                return None
+            last = self._after(frame, argument if event == "return" else None, last, has_ended=event == "return")
+            return traced
+
+        return traced
+
+    def _find(self, frame: FrameType, returned: Any, last: Called, has_ended: bool) -> Called:
+        """See what the line before has done; ``last`` is the last line of this function. Returns the current one."""
         self._left -= 1
         self._compare()
+        here = self._recording.sites.of(frame)
         for name, value in (("", returned), *frame.f_locals.items()):
-            if isinstance(value, torch.Tensor) and (node := _node(value)) is not None:
+            kind = type(value)
+            if issubclass(kind, torch.Tensor) and (node := _node(value)) is not None:
                 node.metadata.setdefault(_LINE, self._now)
-            elif isinstance(value, int | float):
-                self._assign(name, value)
-            elif type(value) is torch.Tensor and value.numel() == 1 and not value.is_meta:
-                self._assign(name, value.detach().item())
-        self._now = self._recording.sites.of(frame.f_back if has_ended else frame)
+            elif kind in _NUMBERS:
+                self._assign(here, name, value, last)
+            elif kind is torch.Tensor and value.numel() == 1 and own_part(value).numel() == 1:
+                self._assign(here, name, own_part(value).item(), last)
+        self._now = self._recording.sites.of(frame.f_back) if has_ended else here
+        return here
 
-    def _assign(self, name: str, value: object) -> None:
-        """A variable has this value, after the current line."""
-        own = _own(self._now)
-        if own is not None and self._assigned.get(key := (own[2], name), (None,))[0] != value:
-            self._assigned[key] = value, self._now
+    def _assign(self, here: Called, name: str, value: Any, line: Called) -> None:
+        """A variable of the function at ``here`` has this value, after ``line``."""
+        if here[0] is None:
+            return
+        key = here[0][0], here[0][2], name
+        before = self._assigned.get(key, (None,))[0]
+        # No NaN is equal to itself.
+        if before != value and (before == before or value == value):
+            self._assigned[key] = value, line
 
     def _compare(self) -> None:
         watched = self._recording.watched
@@ -131,19 +167,34 @@ class Lines:
             }
         if self._recording.counting is not None:
             now["buffers"] = [*map(_print, self._recording.counting[1])]
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        optimizers = [one for made in self._made["optimizer"] if (one := made.itself()) is not None]
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         now["rate"] = [hash(str(group.get("lr"))) for group in groups]
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
-        now["state"] = [hash(_of_optimizer(optimizer)) for optimizer in self._optimizers]
+        now["state"] = [hash(_of_optimizer(optimizer)) for optimizer in optimizers]
         if not self._recording.forwards:
-            for kind, of in _STATES.items():
-                states = ((of(one), first) for one, first in self._restored.get(kind, []))
-                now[f"restored_{kind}"] = [hash(str([state for state, first in states if state != first]))]
+            used = [kind for kind, of in self._made.items() if any(made.itself() is not None for made in of)]
+            now |= {f"restored_{kind}": [hash(str([*self._restored(kind)]))] for kind in used}
         for what, prints in now.items():
             before = self._seen.get(what, [])
-            if len(before) == len(prints) and before != prints:
+            if len(before) == len(prints) and before != prints and not self._had_others:
                 self.note(what, self._now)
         self._seen = now
+        self._had_others = self._had_others and self._has_others()
+
+    def _restored(self, kind: str) -> Iterator[str]:
+        """The states that differ from the first ones. A later object takes the place of those that hold the same."""
+        held = set[int]()
+        for made in reversed(self._made[kind]):
+            one = made.itself()
+            if one is not None and not held & made.holds and (state := _STATES[kind](one)) != made.first:
+                yield state
+            held |= made.holds
+
+    def _has_others(self) -> bool:
+        """Whether another thread runs code of the trainer's."""
+        others = (frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident())
+        return any(self._recording.sites.own(frame) for frame in others)
 
     def note(self, writes: str, at: Called) -> None:
         key = writes, str(at), self._recording.backwards
@@ -153,9 +204,8 @@ class Lines:
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> str:
-    states = [
-        optimizer.state[one] for group in optimizer.param_groups for one in group["params"] if one in optimizer.state
-    ]
+    parameters = (one for group in optimizer.param_groups for one in group["params"])
+    states = (optimizer.state[one] for one in parameters if one in optimizer.state)
     return str([{key: _print(one) if torch.is_tensor(one) else one for key, one in of.items()} for of in states])
 
 
@@ -178,24 +228,47 @@ def _print(tensor: torch.Tensor) -> int:
 
 
 def _node(tensor: torch.Tensor) -> Any:
-    return tensor.grad_fn
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        # A view from `no_grad` that was changed later.
+        return None
 
 
-def _own(called: Called) -> Site | None:
-    """The trainer's own line, or else the innermost."""
-    where, called_from = called
-    return called_from or where
+def _divisor(line: str) -> str | None:
+    """The variable that a line divides by, if it divides once by a variable, besides divisions inside the dividend."""
+    try:
+        found = [*_divisors(ast.parse(line.strip()))]
+    except (SyntaxError, ValueError):
+        return None
+    one = found[0] if len(found) == 1 else None
+    # As in `loss / (samples / len(batch))`.
+    while isinstance(one, ast.BinOp) and isinstance(one.op, ast.Div):
+        one = one.left
+    return one.id if isinstance(one, ast.Name) else None
 
 
-def _line_of(root: Any, kinds: Collection[str]) -> Called | None:
-    """The line of the last operation of these kinds on the loss whose node of the graph is ``root``."""
+def _divisors(node: ast.AST) -> Iterator[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        yield node.right
+    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        yield node.value
+    else:
+        for inner in ast.iter_child_nodes(node):
+            yield from _divisors(inner)
+
+
+def _line_of(root: Any, kinds: Collection[str], *, is_linear: bool = True) -> Called | None:
+    """The line of the last operation of these kinds on the loss whose node of the graph is ``root``; ``is_linear``: not
+    on what the loss is computed from."""
     nodes = [root]
     for _ in range(_DEEPEST):
         for node in nodes:
             if type(node).__name__ in kinds and not is_scaling(node) and _LINE in node.metadata:
                 found: Called = node.metadata[_LINE]
                 return found
-        nodes = [one for node in nodes for one, _ in node.next_functions if one is not None]
+        before = [node for node in nodes if not is_linear or type(node).__name__ in LINEAR]
+        nodes = [one for node in before for one, _ in node.next_functions if one is not None]
     return None
 
 
@@ -207,11 +280,17 @@ def _tracing(recording: Recording) -> Iterator[None]:
         yield
         return
     recording.lines = lines
-    sys.settrace(lines.begins)
+    begins, other_begins, of_threads = lines.begins, lines.other_begins, threading.gettrace()
+    threading.settrace(other_begins if of_threads is None else of_threads)
+    sys.settrace(begins)
     try:
         yield
     finally:
-        sys.settrace(None)
+        # The trainer may have set its own meanwhile.
+        if sys.gettrace() == begins:
+            sys.settrace(None)
+        if threading.gettrace() == other_begins:
+            threading.settrace(None)
         recording.lines = None
 
 
@@ -240,3 +319,11 @@ def observe(recording: Recording) -> Seams:
     yield replaced(torch.amp.GradScaler, "__init__", creates("scaler"))
     yield replaced(torch, "set_rng_state", restores)
     yield _tracing(recording)
+    thread = threading.get_ident()
+
+    def set_trace(original: Callable[..., None], function: Any) -> None:
+        if recording.lines is not None and threading.get_ident() == thread:
+            recording.lines.ends()
+        original(function)
+
+    yield replaced(sys, "settrace", set_trace)

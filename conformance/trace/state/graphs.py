@@ -67,7 +67,7 @@ class _Root:
 
 _SCALE = "conformance.loss_scale"
 _PRODUCT = "MulBackward0"
-_LINEAR = {
+LINEAR = {
     f"{operation}Backward{variant}"
     for operation in (
         *("Add", "Sub", "Mul", "Div", "Neg", "Sum", "Mean", "Stack", "Cat"),
@@ -107,7 +107,7 @@ def carried(root: Any, scalers: Sequence[torch.amp.GradScaler]) -> float | None:
         if factor is not None:
             product = factor * (product or 1.0)
             queue.clear()
-        if name in _LINEAR:
+        if name in LINEAR:
             queue.extend(following for following, _ in node.next_functions if following is not None)
     return product
 
