@@ -165,7 +165,7 @@ EDITS: Mapping[str, str] = {
 """Where code changes, by the code of a fact, or of `Finding.says` where the law is less exact."""
 
 EFFECTS: Mapping[str, str] = {
-    "coverage.unheld": "they keep their initial weights: they never train",
+    "coverage.unheld": "no optimizer changes them",
     "coverage.no-gradient": "the optimizer never changes them",
     "coverage.outdated": "the new ones keep their initial weights: they never train",
     "coverage.left-out": "their gradients are computed and never used",
