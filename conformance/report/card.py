@@ -240,7 +240,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     of_error = _advised(example.headline) if example.verdict == "CRASH" else ""
     # The title of an adapter's bug says what to use.
     is_open = cause.kind != "setup" and commands[1:]
-    debug = "debug with the script of the first command below" if is_open else None
+    debug = "debug the script that the `reproduce` command below writes" if is_open else None
     known = known_lines(example, law)
     edit = edit_of(edits_of(law, text, bugs, cause, reason, is_known=is_known) or edit_of_call(of_error, known), known)
     # What a resume gets wrong is between save, load and the first step, not where it shows.

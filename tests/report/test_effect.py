@@ -97,7 +97,7 @@ def test_every_failure_of_numbers_says_how_large_it_is_and_what_to_do(results):
             "no place left. You can pass `spill=True` to `open`. Bye",
             "the error says: You can pass `spill=True` to `open`.",
         ),
-        ("shapes differ", "debug with the script of the first command below"),
+        ("shapes differ", "debug the script that the `reproduce` command below writes"),
     ],
 )
 def test_the_advice_of_an_error_is_the_fix_however_long_the_error_is(results, message, advice):

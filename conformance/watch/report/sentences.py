@@ -163,7 +163,7 @@ WORDS: Mapping[str, str] = {
     "parts-averaged": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
     "old-in-step": "gradients were not cleared: the step has those of earlier steps ({table})",
     "micro-batches-missing": "the step lacks micro-batch {places} ({table})",
-    "micro-batches-own": "micro-batch {places} was not averaged: each rank used its own (factors: {table})",
+    "micro-batches-own": "gradients of micro-batch {places} were not averaged over the ranks (factors: {table})",
     "ranks-missing": "rank {rank} steps without gradients of some ranks (weights of {table})",
     "divided-again": "the accumulated gradients were divided after each micro-batch ({table})",
     "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
@@ -275,7 +275,7 @@ WORDS: Mapping[str, str] = {
     "passes.twice": "the gradients of {passes} of {all:backward pass} are added twice",
     "passes.unreduced": "gradients of {parameters:parameter} are not reduced yet: {names}",
     "passes.unreduced-of": "{parameters} of {all:parameter} lack gradients of this window",
-    "passes.unscaled-between": "unscale_ comes between two backward passes of a step",
+    "passes.unscaled-between": "gradients are unscaled between two backward passes of a step",
     # Loss scale and schedules
     "clipping.scaled-norm": "Gradients are clipped to {limit:g} before the loss scale {scale:g} is divided out",
     "clipping.scaled-value": "Elements are clipped to {limit:g} before the loss scale {scale:g} is divided out",
@@ -301,7 +301,7 @@ WORDS: Mapping[str, str] = {
     # Denominators.
     "ranks.means-added": "the gradients of the ranks are summed, not averaged",
     "micro-batches.sum": "the losses of {passes} micro-batches are summed but not divided",
-    "micro-batches.short": "short window divided by {number} instead of {passes}",
+    "micro-batches.short": "a short window is divided by {number} instead of {passes}",
     "micro-batches.long": "a window continues from one epoch into the next, and is divided by {number} instead of "
     "{passes}",
     "micro-batches.divided": "each loss is divided by {number}, but its step has {passes:backward pass}: the "
