@@ -212,7 +212,7 @@ def _between_forwards(chains: Sequence[_Chain]) -> Fate:
                 owner = "buffers=reduced"
             else:
                 counted = sum(one.added[0] for chain in chains for one in chain[:index])
-                return Fate(Told(_changed(rank, had[rank], has[rank], int(counted), is_resume)))
+                return Fate(_changed(rank, had[rank], has[rank], int(counted), is_resume))
         if len(set(has)) == 1:
             known = has[0]
     return Fate(owner=owner if len(chains) > 1 else None)
@@ -233,25 +233,26 @@ def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
     return True
 
 
-def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> str:
+def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> Told:
     """A sentence on a wrong change between forwards. ``counted``: by the forwards of all ranks before it."""
     had, has = (f"{samples} samples with sum {float(total):g}" for samples, total in (before, after))
     if is_resume:
-        return (
-            f"the model's buffers were not restored: rank {rank} resumes with {has}, but stopped at {had}; save the "
-            "buffers in the checkpoint, as `model.state_dict()` does"
+        return Told(
+            f"the model's buffers were not restored: rank {rank} resumes with {has}, but stopped at {had}",
+            "save the buffers in the checkpoint, as `model.state_dict()` does",
         )
     if after[0] > counted:
-        return (
+        return Told(
             f"samples count twice in the model's buffers: rank {rank} has {has}, but all ranks together counted only "
-            f"{counted}; add only new samples"
+            f"{counted}",
+            "add only new samples to the buffers",
         )
     if after[0] < before[0]:
-        return (
-            f"the model's buffers were lost: rank {rank} had {had}, and then {has}; keep them when the model is "
-            "copied, recreated or given other weights"
+        return Told(
+            f"the model's buffers were lost: rank {rank} had {had}, and then {has}",
+            "keep the buffers when the model is copied, recreated or given other weights",
         )
-    return (
+    return Told(
         f"the model's buffers changed between two forwards: rank {rank} had {had}, and then {has}, which is neither "
         "another rank's value nor a sum or mean over the ranks"
     )

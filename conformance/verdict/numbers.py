@@ -23,7 +23,7 @@ from conformance.verdict.ending import ending, parameters_without_gradients, rai
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
-from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
+from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard, in_one
 from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import keeps_overflow, may_begin_higher, scaler_faults, stepped_overflow
@@ -123,7 +123,9 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
     judgement.guards = tuple(guard for guard in judgement.guards if guard not in idle)
     if wrong:
         wrong += [(guard.ground, guard.text) for guard in explaining if guard not in idle]
-        judgement.headline, *judgement.notes = by_precedence(wrong)
+        judgement.headline, *others = by_precedence(wrong)
+        advice_on = {one.text: one.advice for one in judgement.guards}
+        judgement.notes = [in_one(text, advice_on.get(text)) for text in others]
         told = [one for one in judgement.guards if one.text == judgement.headline and (one.where or one.advice)]
         known = (Reason(where=one.where, advice=one.advice or None) for one in told)
         judgement.reason = next(known, judgement.reason)

@@ -14,6 +14,7 @@ from conformance.trace import events as trace
 from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
+from conformance.verdict.judgement import Told
 from conformance.verdict.reported import ends_unstepped, is_at_start, never_written, unreported
 from conformance.verdict.stop_and_resume import resumed_unseen
 
@@ -30,7 +31,7 @@ def hole(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return next((names[weights.index(None)] for weights in held if None in weights), None)
 
 
-def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if training starts from a mix of the ranks' own weights instead of one rank's; else None."""
     starts: list[Vector] = [tuple(map(float, case.problem.workload.start_of(at))) for at in range(len(ranks))]
     for rank in ranks:
@@ -40,26 +41,27 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         holders = [next((at for at, one in enumerate(ranks) if one.has(index)), 0) for index in range(len(columns))]
         if all(value == own[holder] for (value, *own), holder in zip(columns, holders, strict=True)):
-            return (
+            return Told(
                 f"training starts from a mix of the weights of {named(sorted(set(holders)))}, which differ: each rank "
-                "kept its own part; broadcast the weights of one rank before sharding"
+                "kept its own part",
+                "broadcast the weights of one rank before sharding",
             )
     return None
 
 
-def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if the ranks' models end with different weights although each rank stepped a part of the masters."""
     ends = [next((one.copies for one in rank.events.of(Finished) if one.copies), ()) for rank in ranks]
     for name, *copies in zip(case.problem.workload.model.elements, *ends, strict=False):
         if len({value for value in copies if value is not None}) > 1:
-            return (
-                f"the ranks' models end with different values of {name}: {', '.join(map(str, copies))}; exchange the "
-                "stepped weights after the last step too"
+            return Told(
+                f"the ranks' models end with different values of {name}: {', '.join(map(str, copies))}",
+                "exchange the stepped weights after the last step too",
             )
     return None
 
 
-def without_gradients(ranks: Sequence[RankEvidence]) -> str:
+def without_gradients(ranks: Sequence[RankEvidence]) -> Told:
     """A phrase on why shards never have gradients in steps."""
     groups = [
         event.group
@@ -68,20 +70,23 @@ def without_gradients(ranks: Sequence[RankEvidence]) -> str:
         if event.of == "gradients" and "reduce_scatter" in event.op
     ]
     if not groups:
-        return (
-            "no backward reduced and scattered the gradients, so the shards have none: call "
-            "`set_requires_gradient_sync(True)` before the last backward of a window"
+        return Told(
+            "no backward reduced and scattered the gradients, so the shards have none",
+            "call `set_requires_gradient_sync(True)` before the last backward of a window",
         )
     if all(len(group or ranks) < len(ranks) for group in groups):
-        return (
+        return Told(
             f"{named(groups[0])} reduced and scattered gradients, but no backward averaged them with the other ranks, "
-            "which have copies of these shards, so the shards have none: call `set_requires_all_reduce(True)` before "
-            "the last backward of a window"
+            "which have copies of these shards, so the shards have none",
+            "call `set_requires_all_reduce(True)` before the last backward of a window",
         )
-    return "gradients were reduced and scattered, but the shards had none at the step: clear them only after the step"
+    return Told(
+        "gradients were reduced and scattered, but the shards had none at the step",
+        "clear gradients only after the step",
+    )
 
 
-def kept_over_step(rank: RankEvidence, step: int) -> str | None:
+def kept_over_step(rank: RankEvidence, step: int) -> Told | None:
     """A sentence if the forwards after step ``step - 1`` use weights that were gathered before it; else None."""
     if rank.shard is None or step == 0:
         return None
@@ -90,10 +95,10 @@ def kept_over_step(rank: RankEvidence, step: int) -> str | None:
     weights = used.get(now.seen_in)
     if weights is None or used.get(last.seen_in) != weights or same(weights, last.weights):
         return None
-    return (
+    return Told(
         f"the forwards of window {now.seen_in} use the weights from before the step of window {last.seen_in}: the "
-        "gathered weights were kept over the step; let the last backward of a window reshard, which "
-        "`set_reshard_after_backward(False)` prevents"
+        "gathered weights were kept over the step",
+        "let the last backward of a window reshard, which `set_reshard_after_backward(False)` prevents",
     )
 
 
