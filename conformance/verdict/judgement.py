@@ -160,9 +160,14 @@ class Judgement:
             if rank.denied
         ][:1]
 
+    @property
+    def said(self) -> str:
+        """The headline and what to change, in one line."""
+        return in_one(self.headline, self.reason.advice if self.reason else None)
+
     def overrule(self, verdict: Verdict, headline: str, reason: Reason | None = None) -> None:
         """Replace the verdict and its headline, which becomes the first note."""
-        self.notes.insert(0, in_one(self.headline, self.reason.advice if self.reason else None))
+        self.notes.insert(0, self.said)
         self.verdict, self.headline, self.reason = verdict, headline, reason
 
     def mistaken(self, mistake: Mistake, reason: Reason | None = None) -> None:

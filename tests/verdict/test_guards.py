@@ -21,7 +21,12 @@ def test_world_size_one_reached(follow):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0}
-    run.expect("FAIL (numerics)", "the trainer has world size 1 instead of 2; ", broken=["world size reached"])
+    run.expect(
+        "FAIL (numerics)",
+        headline="the trainer has world size 1 instead of 2",
+        advice="initialise the process group in every rank",
+        broken=["world size reached"],
+    )
 
 
 def test_ranks_may_meet_without_a_process_group(follow):
