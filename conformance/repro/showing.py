@@ -184,17 +184,17 @@ def shown(judgement: Judgement, problem: Problem) -> list[Shows]:
     Raises CannotShow.
     """
     if judgement.verdict == "INCONCLUSIVE":
-        raise CannotShow(f"the case is undecided: {judgement.headline}")
+        raise CannotShow(f"the case is undecided: {judgement.said}")
     if judgement.verdict in ("CRASH", "HANG"):
         return _endings(judgement, len(problem.windows))
     if problem.workload.own_order:
-        raise CannotShow(f"a script cannot know which samples the trainer should have read: {judgement.headline}")
+        raise CannotShow(f"a script cannot know which samples the trainer should have read: {judgement.said}")
     if judgement.trajectory is None or not judgement.trajectory.steps or not judgement.ranks:
-        raise CannotShow(f"no numbers show the failure: {judgement.headline}")
+        raise CannotShow(f"no numbers show the failure: {judgement.said}")
     found: list[Shows] = [*wrong_numbers(judgement.ranks, answers(judgement, problem))]
     if not found:
         raise CannotShow(
-            f"weights and gradients are correct, so a script has nothing to compare: {judgement.headline}; "
+            f"weights and gradients are correct, so a script has nothing to compare: {judgement.said}; "
             "`conformance run --traces` and `conformance trace` show the trainer's calls"
         )
     return found

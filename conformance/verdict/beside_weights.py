@@ -34,7 +34,7 @@ class Fate:
     have."""
 
     wrong: Told | None = None
-    unknown: str | None = None
+    unknown: Told | None = None
     owner: Way | None = None
 
 
@@ -57,7 +57,8 @@ def look_beside_weights(case: Case, judgement: Judgement) -> None:
         if found.owner is not None:
             judgement.ways = (*judgement.ways, found.owner)
         if found.unknown is not None and judgement.verdict in PASSED:
-            judgement.overrule("INCONCLUSIVE", found.unknown, Reason(name))
+            text, advice = found.unknown
+            judgement.overrule("INCONCLUSIVE", text, Reason(name, advice=advice or None))
         if found.wrong is not None:
             judgement.guards += (guard(name, expected, found.wrong),)
             # Buffers that are lost in a resume were not written by a line.
@@ -107,18 +108,22 @@ def counted_buffers(case: Case, runs: Sequence[Run]) -> Fate:
     """Judges the buffers in a run with correct numbers."""
     lives = [[run.ranks[at] for run in runs] for at in range(case.world_size)]
     if any(None in map(_exactly, event.after) for own in lives for rank in own for event in rank.of(Buffers)):
-        return Fate(unknown="the values of the model's buffers cannot be read")
+        return Fate(unknown=Told("the values of the model's buffers cannot be read"))
     chains = list(map(_chain, lives))
     for rank, chain in enumerate(chains):
         if not chain:
             return Fate(
-                unknown=f"the buffers of rank {rank} cannot be judged: no forward of the model with buffers was seen; "
-                "call the module that task.model() returns, or a copy of it"
+                unknown=Told(
+                    f"the buffers of rank {rank} cannot be judged: no forward of the model with buffers was seen",
+                    "call the module that `task.model()` returns, or a copy of it",
+                )
             )
         if _alternates(chain):
             return Fate(
-                unknown=f"the buffers of rank {rank} cannot be judged: it trains copies of the model in turn; train "
-                "one at a time"
+                unknown=Told(
+                    f"the buffers of rank {rank} cannot be judged: it trains copies of the model in turn",
+                    "train one copy at a time",
+                )
             )
     wrong = next(filter(None, map(_miscounted, count(), _shares(case), chains)), None) or _rounded(case, chains)
     return Fate(wrong) if wrong else _between_forwards(chains)
@@ -212,7 +217,7 @@ def _between_forwards(chains: Sequence[_Chain]) -> Fate:
                 owner = "buffers=reduced"
             else:
                 counted = sum(one.added[0] for chain in chains for one in chain[:index])
-                return Fate(Told(_changed(rank, had[rank], has[rank], int(counted), is_resume)))
+                return Fate(_changed(rank, had[rank], has[rank], int(counted), is_resume))
         if len(set(has)) == 1:
             known = has[0]
     return Fate(owner=owner if len(chains) > 1 else None)
@@ -233,25 +238,26 @@ def _is_reduced(has: Sums, had: Sequence[Sums], known: Sums) -> bool:
     return True
 
 
-def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> str:
+def _changed(rank: int, before: Sums, after: Sums, counted: int, is_resume: bool) -> Told:
     """A sentence on a wrong change between forwards. ``counted``: by the forwards of all ranks before it."""
     had, has = (f"{samples} samples with sum {float(total):g}" for samples, total in (before, after))
     if is_resume:
-        return (
-            f"the model's buffers were not restored: rank {rank} resumes with {has}, but stopped at {had}; save the "
-            "buffers in the checkpoint, as `model.state_dict()` does"
+        return Told(
+            f"the model's buffers were not restored: rank {rank} resumes with {has}, but stopped at {had}",
+            "save the buffers in the checkpoint, as `model.state_dict()` does",
         )
     if after[0] > counted:
-        return (
+        return Told(
             f"samples count twice in the model's buffers: rank {rank} has {has}, but all ranks together counted only "
-            f"{counted}; add only new samples"
+            f"{counted}",
+            "add only new samples to the buffers",
         )
     if after[0] < before[0]:
-        return (
-            f"the model's buffers were lost: rank {rank} had {had}, and then {has}; keep them when the model is "
-            "copied, recreated or given other weights"
+        return Told(
+            f"the model's buffers were lost: rank {rank} had {had}, and then {has}",
+            "keep the buffers when the model is copied, recreated or given other weights",
         )
-    return (
+    return Told(
         f"the model's buffers changed between two forwards: rank {rank} had {had}, and then {has}, which is neither "
         "another rank's value nor a sum or mean over the ranks"
     )
@@ -277,8 +283,10 @@ def resumed_draws(runs: Sequence[Run]) -> Fate:
         earlier, later = drawn[rank], resumed.of(Draw)
         if not earlier or not later:
             return Fate(
-                unknown=f"no forward of rank {rank} that draws random numbers was seen before and after the stop: call "
-                "the module that task.model() returns, in training mode"
+                unknown=Told(
+                    f"no forward of rank {rank} that draws random numbers was seen before and after the stop",
+                    "call the module that `task.model()` returns, in training mode",
+                )
             )
         begins = later[0].before
         if begins == left[rank]:
@@ -299,8 +307,11 @@ def resumed_draws(runs: Sequence[Run]) -> Fate:
                 )
             )
         return Fate(
-            unknown=f"rank {rank} draws other random numbers after the resume than the next ones, which is correct if "
-            "it draws some in between: restore the state of the generator last, before the first forward"
+            unknown=Told(
+                f"rank {rank} draws other random numbers after the resume than the next ones, which is correct if it "
+                "draws some in between",
+                "restore the state of the generator last, before the first forward",
+            )
         )
     return Fate()
 

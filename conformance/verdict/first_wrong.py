@@ -24,6 +24,7 @@ from conformance.verdict.evidence import RankEvidence, at, exactly, overlaid, pl
 from conformance.verdict.judgement import (
     LEFT_OUT,
     MULTIPLE,
+    ONCE,
     OTHER_ORDER,
     PARAMETERS,
     PARTS,
@@ -127,8 +128,7 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
     if (off := between_windows(case, ranks)) is not None:
         return guard(PLACE, f"window {case.resumed_at}", off, diagnosis=POSITION)
     if (lost := unread(case, ranks)) is not None:
-        text = f"{lost}; train on each sample once in an epoch"
-        return guard(SAMPLES, "in each epoch", text, lost, LEFT_OUT)
+        return guard(SAMPLES, "in each epoch", lost, diagnosis=LEFT_OUT, advice=ONCE)
     if difference.quantity == "gradient":
         if difference.observed is None:
             return _stepped_in_part(case, ranks, difference, right)
@@ -156,10 +156,11 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
         return None
     text = (
         f"the optimizer's step of window {expected.window} is correct, but rank {difference.rank} changes its weights "
-        "after it; only steps may change weights"
+        "after it"
     )
     where = f"rank {difference.rank}, after the step of window {expected.window}"
-    return guard("weights stay as they are stepped", "until the next step", text, where)
+    advice = "change weights only in steps"
+    return guard("weights stay as they are stepped", "until the next step", text, where, advice=advice)
 
 
 def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard | None:
@@ -193,7 +194,7 @@ def _changed_early(case: Case, ranks: Sequence[RankEvidence]) -> Guard | None:
     return _stepped_early(ranks, starts) or _reduced_early(ranks, starts[: case.world_size])
 
 
-def _early(text: str, observed: str, diagnosis: str, where: str | None = None) -> Guard:
+def _early(text: str | Told, observed: str, diagnosis: str, where: str | None = None) -> Guard:
     return guard(WEIGHTS, "not before training", text, observed, diagnosis, where=where)
 
 
@@ -222,9 +223,10 @@ def _reduced_early(ranks: Sequence[RankEvidence], starts: Sequence[Sequence[floa
         if initial is None or other is None or not all(other_than([start], initial.weights or ()) for start in starts):
             continue
         where = place(reduced[-1])
-        text = (
+        text = Told(
             f"the ranks reduced their weights before training{at(where)}: a weight is {number(other[0])} instead of "
-            f"{number(other[1])}; divide the sum by the number of ranks, or broadcast the weights of one rank"
+            f"{number(other[1])}",
+            "divide the sum by the number of ranks, or broadcast the weights of one rank",
         )
         seen = f"rank {rank.number}, before training"
         return _early(text, seen, "weights reduced before training", where)
@@ -257,14 +259,14 @@ def _stepped_in_part(
     window = ranks[difference.rank].steps[difference.step].window
     elsewhere = {one for step in ranks[difference.rank].events.of(Taken) for one in step.parameters}
     if without <= elsewhere and right.overflows[window : window + 1] not in ((), ("impossible",)):
-        text = (
-            f"only the step of {names} is skipped in window {window}, which may overflow; skip the step of all "
-            "parameters if the gradient of any is infinite"
+        skipped = Told(
+            f"only the step of {names} is skipped in window {window}, which may overflow",
+            "skip the step of all parameters if the gradient of any is infinite",
         )
-        return guard("parameters that an overflow skips", "all", text, f"only {names} in window {window}")
-    text = (
-        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped; give every parameter "
-        "that the forwards use to an optimizer, and step it in each window"
+        return guard("parameters that an overflow skips", "all", skipped, f"only {names} in window {window}")
+    text = Told(
+        f"{names} had no gradient in the step of window {window}, or no optimizer that stepped",
+        "give every parameter that the forwards use to an optimizer, and step it in each window",
     )
     return guard("all parameters stepped", "in each window", text, f"not {names} in window {window}")
 
@@ -306,9 +308,9 @@ def _multiplied(case: Case, rank: RankEvidence, difference: Difference, right: T
         f"the gradients of window {step.window} are {said} the correct ones in every element; earlier windows are "
         "correct"
     )
-    if case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1:
-        text += "; if the loss scale changes, unscale by the scale that the loss was multiplied by"
-    return guard(MULTIPLE, "correct", text, f"{said} the correct ones")
+    may_be_unscaled = case.arithmetic.scaled and max(times, 1 / times).numerator.bit_count() == 1
+    advice = "if the loss scale changes, unscale by the scale that the loss was multiplied by" * may_be_unscaled
+    return guard(MULTIPLE, "correct", text, f"{said} the correct ones", advice=advice)
 
 
 _ADVICE = {

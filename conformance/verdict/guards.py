@@ -63,28 +63,30 @@ def guards(case: Case, ranks: Sequence[RankEvidence]) -> tuple[Guard, ...]:
     return tuple(check(case, ranks) for check in checks)
 
 
-def _on_every_rank(name: str, without: Sequence[RankEvidence], text: str, ground: Ground = "guard") -> Guard:
+def _on_every_rank(
+    name: str, without: Sequence[RankEvidence], text: str, ground: Ground = "guard", advice: str = ""
+) -> Guard:
     """A guard that fails on the ranks in ``without``. ``{}`` in the text: these ranks."""
     if not without:
         return guard(name, _EVERYWHERE, None)
     which = named([rank.number for rank in without])
-    return guard(name, _EVERYWHERE, text.format(which), f"not on {which}", ground=ground)
+    return guard(name, _EVERYWHERE, text.format(which), f"not on {which}", ground=ground, advice=advice)
 
 
 def _stepped(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     other = next(filter(None, (rank.events.first(ForeignOptimizer) for rank in ranks)), None)
-    text = "{} never stepped the task's model; call optimizer.step() on its parameters"
+    text, advice = "{} never stepped the task's model", "call `optimizer.step()` on the model's parameters"
     if other and any(rank.shard is not None for rank in ranks):
         text = (
             f"the shards of {{}} never changed: the optimizer stepped other tensors, of shape {other.shapes}, such as "
-            "copies; create it from `model.parameters()` after `fully_shard`, or write the stepped tensors back"
+            "copies"
         )
+        advice = "create the optimizer from `model.parameters()` after `fully_shard`, or write the stepped tensors back"
     elif other:
-        text = (
-            f"{{}} stepped parameters of shape {other.shapes}, which are not the task's model; train the module that "
-            "task.model() returns, or report its weights with task.report"
-        )
-    return _on_every_rank("optimizer steps seen", [rank for rank in ranks if not rank.attempts], text)
+        text = f"{{}} stepped parameters of shape {other.shapes}, which are not the task's model"
+        advice = "train the module that `task.model()` returns, or report its weights with `task.report`"
+    without = [rank for rank in ranks if not rank.attempts]
+    return _on_every_rank("optimizer steps seen", without, text, advice=advice)
 
 
 def _holds_what_trains(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -96,10 +98,10 @@ def _holds_what_trains(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         return guard(name, asked, None)
     text = (
         f"after the step of window {after[0]}, steps find no gradients despite backwards: the optimizer has the "
-        "parameters of an old model, and the losses come from a new one, such as a copy; keep training the old model, "
-        "or create an optimizer for the new one and load the old state into it"
+        "parameters of an old model, and the losses come from a new one, such as a copy"
     )
-    return guard(name, asked, text, f"up to window {after[0]}")
+    advice = "train the old model, or give the new one an optimizer with the old state"
+    return guard(name, asked, text, f"up to window {after[0]}", advice=advice)
 
 
 def idle_after(rank: RankEvidence) -> int | None:
@@ -123,7 +125,7 @@ def _each_sample(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     wrong, counts = not_once(case), sorted({len(rank.attempts) for rank in ranks if not rank.steps_by_hand})
     lost = lost_at_stop(case) if wrong else None
     if wrong and counts and counts[-1] > case.problem.workload.steps and not each_rank_reads_all(case):
-        wrong = _other_count(counts, case.problem.workload.steps)
+        wrong = Told(_other_count(counts, case.problem.workload.steps))
     return guard(SAMPLES, "once in each epoch", wrong, diagnosis=lost or "")
 
 
@@ -135,7 +137,7 @@ def _world_size(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     ]
     asked = next((asked for reached, asked in processes if (reached or 1) != asked), case.world_size)
     sizes = " or ".join(map(str, sorted({reached or 1 for reached, of_life in processes if of_life == asked})))
-    text = f"the trainer has world size {sizes} instead of {asked}; initialise the process group in every rank"
+    text = Told(f"the trainer has world size {sizes} instead of {asked}", "initialise the process group in every rank")
     # Ranks may communicate without torch.distributed's own groups.
     is_seen = any(reached not in (None, size) for reached, size in processes)
     ground: Ground = "guard" if is_seen else "exchange"
@@ -151,8 +153,8 @@ def _collectives(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
 
 
 def _contributed(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
-    text = "{} put only zeros into every exchange of gradients; every rank must contribute its own"
-    return _on_every_rank("gradients contributed", gave_nothing(case, ranks), text)
+    text, advice = "{} put only zeros into every exchange of gradients", "exchange the gradients of every rank"
+    return _on_every_rank("gradients contributed", gave_nothing(case, ranks), text, advice=advice)
 
 
 def _exchanged(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
@@ -178,7 +180,7 @@ def _shards(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
     lost = between_windows(case, ranks) if is_resumed else None
     ground: Ground = "guard" if found.always else "samples"
     if lost is None:
-        return guard(SHARDS, expected, found.text, ground=ground)
+        return guard(SHARDS, expected, found.told, ground=ground)
     return guard(SHARDS, expected, lost, diagnosis=POSITION, ground=ground)
 
 
@@ -228,21 +230,22 @@ def _moved(case: Case, ranks: Sequence[RankEvidence]) -> Guard:
         for rank in ranks
         if rank.steps and all(tuple(map(exactly, step.weights)) == start_of(rank.number) for step in rank.steps)
     ]
-    text = "the weights of {} never changed"
+    text, advice = "the weights of {} never changed", ""
     seen = [step.gradients for rank in still for step in rank.steps]
     if any(event.of_replaced for rank in still for event in rank.events.of(Step)):
-        text += (
-            "; the optimizer was created before the parameters were sharded, and has the old ones: create it after "
-            "`fully_shard`"
-        )
+        text += "; the optimizer was created before the parameters were sharded, and has the old ones"
+        advice = "create the optimizer after `fully_shard`"
     elif all(gradients is not None and set(gradients) == {None} for gradients in seen):
-        text += (
-            f"; {without_gradients(ranks)}"
+        why, advice = (
+            without_gradients(ranks)
             if any(rank.shard is not None for rank in ranks)
-            else "; the optimizer's parameters never had a gradient, so the losses depend on others, such as a copy's: "
-            "wrap, run and step the same model"
+            else Told(
+                "the optimizer's parameters never had a gradient, so the losses depend on others, such as a copy's",
+                "wrap, run and step the same model",
+            )
         )
-    return _on_every_rank("weights moved", still, text)
+        text += f"; {why}"
+    return _on_every_rank("weights moved", still, text, advice=advice)
 
 
 _IN_PART = "optimizers part at an overflow"

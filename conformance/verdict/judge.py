@@ -30,6 +30,7 @@ from conformance.verdict.judgement import (
     SHARDS,
     WEIGHTS,
     Judgement,
+    Told,
     guard,
 )
 from conformance.verdict.loss import rounded_loss
@@ -138,12 +139,12 @@ def _judged(case: Case, outcome: Outcome, declares: Mapping[str, str]) -> Judgem
     runs = Run.lives(case.spec(), whole)
     judgement = by_numbers(case, outcome, runs, declares)
     judgement.runs = runs
-    code, unseen = next(((code, text) for code, text in _unseen(case, judgement) if text is not None), ("", None))
+    code, unseen = next(((code, told) for code, told in _unseen(case, judgement) if told is not None), ("", None))
     if unseen is not None:
         # Unseen evidence may clear the trainer.
         if not judgement.has_ended_early:
-            judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen, judgement.denied
-            judgement.reason = Reason(code)
+            judgement.verdict, judgement.headline, judgement.notes = "INCONCLUSIVE", unseen.text, judgement.denied
+            judgement.reason = Reason(code, advice=unseen.advice or None)
             judgement.difference = judgement.divergence = None
             judgement.suspects = Suspects()
         return judgement
@@ -183,11 +184,11 @@ def _by_laws(case: Case, judgement: Judgement, declares: Mapping[str, str]) -> N
         if against and judgement.verdict in PASSED:
             judgement.overrule("FAIL (law)", against[0].says, Reason(advice=against[0].advice))
     if judgement.verdict == "FAIL (numerics)" and (unknown := rounded(case, judgement)) is not None:
-        judgement.overrule("INCONCLUSIVE", unknown, Reason("rounded"))
+        judgement.overrule("INCONCLUSIVE", unknown.text, Reason("rounded", advice=unknown.advice))
 
 
-def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, str | None]]:
-    """Yields each kind of unseen evidence by its code, with a sentence if it applies."""
+def _unseen(case: Case, judgement: Judgement) -> Iterator[tuple[str, Told | None]]:
+    """Yields each kind of unseen evidence by its code, in words if it applies."""
     yield "recorder", _failed(judgement.ranks)
     yield "unobserved", unobserved(case, judgement.ranks)
     # Correct numbers show that windows and weights are those of the steps.
@@ -220,17 +221,19 @@ def _clear_by_numbers(judgement: Judgement) -> None:
     )
 
 
-def _failed(ranks: Sequence[RankEvidence]) -> str | None:
+def _failed(ranks: Sequence[RankEvidence]) -> Told | None:
     """Names the part of the recorder that failed in the trainer's process; None if none did."""
     for rank, failed in ((rank.number, rank.events.first(ObserverFailed)) for rank in ranks):
         if failed is not None and failed.replaced:
-            return (
+            return Told(
                 f"rank {rank} cannot be read: the trainer replaces {', '.join(failed.replaced)}, which the recorder "
-                f"calls ({failed.error}); replace it on import, not while training"
+                f"calls ({failed.error})",
+                "replace it on import, not while training",
             )
         if failed is not None:
-            return (
+            return Told(
                 f"the recorder's part `{failed.observer}` failed in rank {rank}, so the trainer cannot be judged: "
-                f"{failed.error}; this is a bug in trainer-conformance, please report it with the traceback below"
+                f"{failed.error}",
+                "report this bug of trainer-conformance with the traceback in the case",
             )
     return None

@@ -34,6 +34,9 @@ DRAWS = "random numbers after the resume"
 AVERAGE = "average of the weights"
 AVERAGES = "averages of weights after the resume"
 
+#: What to change if samples of an epoch are left out.
+ONCE = "train on each sample once in an epoch"
+
 #: Bugs that several guards find, or that a guard can find besides others: they tell problems apart.
 POSITION = "resumes at another place in the data"
 OTHER_ORDER = "reads an epoch in the order of another one"
@@ -71,6 +74,11 @@ class Told(NamedTuple):
     advice: str = ""
 
 
+def in_one(text: str, advice: str | None) -> str:
+    """A mistake and what to change, in one line."""
+    return f"{text}; {advice}" if advice else text
+
+
 def guard(
     name: str,
     expected: str,
@@ -89,7 +97,7 @@ def guard(
     return Guard(name, not text, expected, seen, text or "", ground, diagnosis, where, advice)
 
 
-def adds_to(left: str, where: str | None) -> Guard:
+def adds_to(left: Told, where: str | None) -> Guard:
     return guard("gradients of no window", "none", left, where=where)
 
 
@@ -152,9 +160,14 @@ class Judgement:
             if rank.denied
         ][:1]
 
+    @property
+    def said(self) -> str:
+        """The headline and what to change, in one line."""
+        return in_one(self.headline, self.reason.advice if self.reason else None)
+
     def overrule(self, verdict: Verdict, headline: str, reason: Reason | None = None) -> None:
         """Replace the verdict and its headline, which becomes the first note."""
-        self.notes.insert(0, self.headline)
+        self.notes.insert(0, self.said)
         self.verdict, self.headline, self.reason = verdict, headline, reason
 
     def mistaken(self, mistake: Mistake, reason: Reason | None = None) -> None:

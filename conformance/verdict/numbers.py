@@ -23,7 +23,7 @@ from conformance.verdict.ending import ending, parameters_without_gradients, rai
 from conformance.verdict.evidence import RankEvidence
 from conformance.verdict.first_wrong import first_wrong
 from conformance.verdict.guards import guards
-from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, guard
+from conformance.verdict.judgement import COLLECTIVES, MULTIPLE, PLACE, RESTORED, Judgement, Told, guard, in_one
 from conformance.verdict.precedence import Ground, by_precedence, overrules
 from conformance.verdict.precision_check import ignored_precision
 from conformance.verdict.scaling import keeps_overflow, may_begin_higher, scaler_faults, stepped_overflow
@@ -39,8 +39,8 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     moved = bounded(reading.recurrence(right.history, PROBE).steps(HORIZON))
     judgement.verdict = "INCONCLUSIVE"
     if not right.steps:
-        judgement.reason = Reason("no step")
-        judgement.headline = "every window was skipped, so nothing can be compared; start with a lower loss scale"
+        judgement.reason = Reason("no step", advice="start with a lower loss scale")
+        judgement.headline = "every window was skipped, so nothing can be compared"
         return
     by_weights = judgement.by_weights
     judgement.power = power(reading, right, HORIZON, by_weights=by_weights)
@@ -56,8 +56,8 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     elif judgement.power is not None and not judgement.power.sufficient:
         passes = judgement.power.fault.text
     if passes is not None:
-        judgement.reason = Reason("too little power")
-        judgement.headline = _too_little_power(reading, right, by_weights)
+        judgement.headline, advice = _too_little_power(reading, right, by_weights)
+        judgement.reason = Reason("too little power", advice=advice)
         judgement.notes.insert(0, f"a trainer that {passes} could pass")
         return
     judgement.suspects = acquitted(reading, right)
@@ -66,35 +66,38 @@ def passed(reading: Reading, right: Trajectory, judgement: Judgement) -> None:
     judgement.headline = f"{len(right.steps)} steps, {compared} {how} on every rank"
 
 
-def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> str:
+def _too_little_power(reading: Reading, right: Trajectory, by_weights: bool) -> Told:
     """A sentence on why correct numbers prove too little, and what would prove more."""
     scale = reading.problem.workload.scale
     if reading.problem.precision.scaled and right.scales[0] != scale.init_scale:
-        return (
-            f"the loss scale starts at {float(right.scales[0]):g}, at which this case cannot show bugs: use "
-            f"task.grad_scaler(), or start with {float(scale.init_scale):g}"
+        return Told(
+            f"the loss scale starts at {float(right.scales[0]):g}, at which this case cannot show bugs",
+            f"use `task.grad_scaler()`, or start with {float(scale.init_scale):g}",
         )
     if (uneven := next((one for one in right.scales if odd_part(one.numerator) > 1), None)) is not None:
-        return (
+        return Told(
             f"the loss scale becomes {float(uneven):g}, which makes fp16 round, so the error bound is too wide to tell "
-            "right from wrong: use task.grad_scaler(), or factors that are powers of two"
+            "right from wrong",
+            "use `task.grad_scaler()`, or factors that are powers of two",
         )
     if by_weights:
-        return (
-            "the weights are correct, but bugs would show in the gradients of the steps, which could not be read: they "
-            "are only if one of torch's own optimizers steps all of the model's parameters; else pass them to "
-            "`task.report`, or run the cases with SGD"
+        return Told(
+            "the weights are correct, but bugs would show in the gradients of the steps, which could not be read",
+            "step all parameters by torch's own optimizers, pass gradients to `task.report`, or run the cases with SGD",
         )
-    return "this case's error bound is too wide to tell right from wrong: run the exact cases"
+    return Told("this case's error bound is too wide to tell right from wrong", _RUN_EXACT)
 
+
+_RUN_EXACT = "run the exact cases"
 
 #: The ground of a problem, and a sentence.
 Claim: TypeAlias = tuple[Ground, str]
 
 _BEGAN_HIGHER = (
     "window 0 was skipped, although nothing overflows at the task's loss scale of {:g}, and the trainer's own scale is "
-    "not visible: start with `task.loss_scale`, or scale with `task.grad_scaler()`"
+    "not visible"
 )
+_BEGIN_EQUAL = "start with `task.loss_scale`, or scale with `task.grad_scaler()`"
 
 
 def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapping[str, str]) -> Judgement:
@@ -113,8 +116,9 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
         _numbers(case, judgement, wrong, declares)
     except Unbounded as error:
         judgement.verdict = judgement.verdict if wrong else "INCONCLUSIVE"
-        judgement.reason = Reason("no error bound")
-        wrong.append(("precision", f"no finite error bound: {error}; run the exact cases"))
+        text = f"no finite error bound: {error}"
+        judgement.reason = Reason("no error bound", advice=None if wrong else _RUN_EXACT)
+        wrong.append(("precision", in_one(text, _RUN_EXACT) if wrong else text))
     _make_up_for_unseen(judgement, wrong)
     # Some guards only explain wrong numbers, and a known bug may explain them better.
     explaining = [guard for guard in judgement.guards if not guard.passed and guard.explains]
@@ -123,7 +127,9 @@ def by_numbers(case: Case, outcome: Outcome, runs: Sequence[Run], declares: Mapp
     judgement.guards = tuple(guard for guard in judgement.guards if guard not in idle)
     if wrong:
         wrong += [(guard.ground, guard.text) for guard in explaining if guard not in idle]
-        judgement.headline, *judgement.notes = by_precedence(wrong)
+        judgement.headline, *others = by_precedence(wrong)
+        advice_on = {one.text: one.advice for one in judgement.guards}
+        judgement.notes = [in_one(text, advice_on.get(text)) for text in others]
         told = [one for one in judgement.guards if one.text == judgement.headline and (one.where or one.advice)]
         known = (Reason(where=one.where, advice=one.advice or None) for one in told)
         judgement.reason = next(known, judgement.reason)
@@ -178,11 +184,10 @@ def _make_up_for_unseen(judgement: Judgement, wrong: list[Claim]) -> None:
         )
     elif unseen:
         judgement.notes.append(judgement.headline)
-        judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason(unseen[0].name)
-        judgement.headline = (
-            f"{unseen[0].text}, and the samples of each rank are not visible either; average through "
-            "torch.distributed, or pass the batch's inputs to the model unchanged"
-        )
+        show = "average through `torch.distributed`, or pass the batch's inputs to the model unchanged"
+        advice = "; or ".join(filter(None, (unseen[0].advice, show)))
+        judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason(unseen[0].name, advice=advice)
+        judgement.headline = f"{unseen[0].text}, and the samples of each rank are not visible either"
 
 
 def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Mapping[str, str]) -> None:
@@ -202,7 +207,10 @@ def _numbers(case: Case, judgement: Judgement, wrong: list[Claim], declares: Map
             if scaled:
                 _judge_scaler(trajectory, workload.clip, judgement, wrong, fit=True)
                 if not wrong and may_begin_higher(trajectory, ranks):
-                    judgement.verdict, judgement.reason = "INCONCLUSIVE", Reason("began with another scale")
+                    judgement.verdict, judgement.reason = (
+                        "INCONCLUSIVE",
+                        Reason("began with another scale", advice=_BEGIN_EQUAL),
+                    )
                     wrong.append(("precision", _BEGAN_HIGHER.format(float(workload.scale.init_scale))))
                     return
             ignored = ignored_precision(reading, trajectory, ranks)

@@ -14,6 +14,7 @@ from conformance.trace import events as trace
 from conformance.trace.events import Collective, Finished, Start
 from conformance.verdict.comparison import matches, same
 from conformance.verdict.evidence import RankEvidence, named, values
+from conformance.verdict.judgement import Told
 from conformance.verdict.reported import ends_unstepped, is_at_start, never_written, unreported
 from conformance.verdict.stop_and_resume import resumed_unseen
 
@@ -30,7 +31,7 @@ def hole(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     return next((names[weights.index(None)] for weights in held if None in weights), None)
 
 
-def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if training starts from a mix of the ranks' own weights instead of one rank's; else None."""
     starts: list[Vector] = [tuple(map(float, case.problem.workload.start_of(at))) for at in range(len(ranks))]
     for rank in ranks:
@@ -40,26 +41,27 @@ def split_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
             continue
         holders = [next((at for at, one in enumerate(ranks) if one.has(index)), 0) for index in range(len(columns))]
         if all(value == own[holder] for (value, *own), holder in zip(columns, holders, strict=True)):
-            return (
+            return Told(
                 f"training starts from a mix of the weights of {named(sorted(set(holders)))}, which differ: each rank "
-                "kept its own part; broadcast the weights of one rank before sharding"
+                "kept its own part",
+                "broadcast the weights of one rank before sharding",
             )
     return None
 
 
-def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def copies_apart(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if the ranks' models end with different weights although each rank stepped a part of the masters."""
     ends = [next((one.copies for one in rank.events.of(Finished) if one.copies), ()) for rank in ranks]
     for name, *copies in zip(case.problem.workload.model.elements, *ends, strict=False):
         if len({value for value in copies if value is not None}) > 1:
-            return (
-                f"the ranks' models end with different values of {name}: {', '.join(map(str, copies))}; exchange the "
-                "stepped weights after the last step too"
+            return Told(
+                f"the ranks' models end with different values of {name}: {', '.join(map(str, copies))}",
+                "exchange the stepped weights after the last step too",
             )
     return None
 
 
-def without_gradients(ranks: Sequence[RankEvidence]) -> str:
+def without_gradients(ranks: Sequence[RankEvidence]) -> Told:
     """A phrase on why shards never have gradients in steps."""
     groups = [
         event.group
@@ -68,20 +70,23 @@ def without_gradients(ranks: Sequence[RankEvidence]) -> str:
         if event.of == "gradients" and "reduce_scatter" in event.op
     ]
     if not groups:
-        return (
-            "no backward reduced and scattered the gradients, so the shards have none: call "
-            "`set_requires_gradient_sync(True)` before the last backward of a window"
+        return Told(
+            "no backward reduced and scattered the gradients, so the shards have none",
+            "call `set_requires_gradient_sync(True)` before the last backward of a window",
         )
     if all(len(group or ranks) < len(ranks) for group in groups):
-        return (
+        return Told(
             f"{named(groups[0])} reduced and scattered gradients, but no backward averaged them with the other ranks, "
-            "which have copies of these shards, so the shards have none: call `set_requires_all_reduce(True)` before "
-            "the last backward of a window"
+            "which have copies of these shards, so the shards have none",
+            "call `set_requires_all_reduce(True)` before the last backward of a window",
         )
-    return "gradients were reduced and scattered, but the shards had none at the step: clear them only after the step"
+    return Told(
+        "gradients were reduced and scattered, but the shards had none at the step",
+        "clear gradients only after the step",
+    )
 
 
-def kept_over_step(rank: RankEvidence, step: int) -> str | None:
+def kept_over_step(rank: RankEvidence, step: int) -> Told | None:
     """A sentence if the forwards after step ``step - 1`` use weights that were gathered before it; else None."""
     if rank.shard is None or step == 0:
         return None
@@ -90,36 +95,38 @@ def kept_over_step(rank: RankEvidence, step: int) -> str | None:
     weights = used.get(now.seen_in)
     if weights is None or used.get(last.seen_in) != weights or same(weights, last.weights):
         return None
-    return (
+    return Told(
         f"the forwards of window {now.seen_in} use the weights from before the step of window {last.seen_in}: the "
-        "gathered weights were kept over the step; let the last backward of a window reshard, which "
-        "`set_reshard_after_backward(False)` prevents"
+        "gathered weights were kept over the step",
+        "let the last backward of a window reshard, which `set_reshard_after_backward(False)` prevents",
     )
 
 
 _TRAINING = (trace.BackwardBegin, trace.AutogradGrad, trace.Step, trace.Skip)
 
 
-def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
-    """A sentence on why the numbers of a run cannot be judged, and how to change that; None if they can be."""
+def unobserved(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
+    """Why the numbers of a run cannot be judged, and how to change that; None if they can be."""
     return next(_unobserved(case, ranks), None)
 
 
-def _unobserved(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
+def _unobserved(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[Told]:
     if any(rank.shard is not None for rank in ranks) and (missing := hole(case, ranks)) is not None:
-        yield (
-            f"the ranks' shards leave out {missing}, so the weights are incomplete; shard with `fully_shard`, or with "
-            "DTensors that are placed by `Shard` and `Replicate`"
+        yield Told(
+            f"the ranks' shards leave out {missing}, so the weights are incomplete",
+            "shard with `fully_shard`, or with DTensors that are placed by `Shard` and `Replicate`",
         )
     if case.resumed == "killed" and not ranks[0].lives:
-        yield (
+        yield Told(
             "rank 0's process wrote no file over 64 bytes when it should have saved again, so it was not killed while "
-            "saving: save in rank 0, after each of `task.save_after` windows"
+            "saving",
+            "save in rank 0, after each of `task.save_after` windows",
         )
     if case.problem.workload.own_order and case.orders is None:
-        yield (
+        yield Told(
             "the trainer chooses the order of the samples, and the forwards do not show which samples they got, so the "
-            "numbers cannot be compared; pass the batch's inputs to the model unchanged"
+            "numbers cannot be compared",
+            "pass the batch's inputs to the model unchanged",
         )
     if (unseen := resumed_unseen(ranks)) is not None:
         yield unseen
@@ -128,23 +135,23 @@ def _unobserved(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
             None in weights for weights in (*(one.weights for one in rank.attempts), rank.final_weights or ())
         )
         if rank.events.of(trace.Model) and rank.shard is None and is_split and not rank.reported:
-            yield (
+            yield Told(
                 f"the parameters are sharded: rank {rank.number} has an unknown part of the weights, so they cannot be "
-                "compared; shard them with `fully_shard` (FSDP2), run a path that keeps whole weights, such as DDP, or "
-                "report them with `task.report`"
+                "compared",
+                "shard with `fully_shard`, keep whole weights, as DDP does, or report them with `task.report`",
             )
     for rank in ranks:
         if rank.events.of(trace.Fork) and not rank.attempts and not rank.events.has(_TRAINING):
-            yield (
-                f"rank {rank.number} started another process and computed no gradients itself; other processes are not "
-                "visible, so train in the process that calls the function under `@trainer`"
+            yield Told(
+                f"rank {rank.number} started another process, which is not visible, and computed no gradients itself",
+                "train in the process that calls the function under `@trainer`",
             )
-    if (missing := unreported(ranks, must_step(case.problem))) is not None:
-        yield missing
+    if (untold := unreported(ranks, must_step(case.problem))) is not None:
+        yield untold
     yield from _unseen_steps(case, ranks)
 
 
-def _unseen_steps(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
+def _unseen_steps(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[Told]:
     """Yields sentences on lives without a step of a torch optimizer in which the steps cannot be seen."""
     has_stepped = any(rank.steps for rank in ranks)
     for life in (life for rank in ranks if not rank.reported for life in rank.lives or (rank,)):
@@ -153,28 +160,29 @@ def _unseen_steps(case: Case, ranks: Sequence[RankEvidence]) -> Iterator[str]:
             continue
         other = life.events.first(trace.ForeignOptimizer)
         if never_written(case, life):
-            yield (
+            yield Told(
                 f"the forwards of rank {life.number} used weights that the model's own parameters never had, so the "
-                "last step is not visible; write them back at the end, with `model.load_state_dict(weights)`, or "
-                "report them with `task.report`"
+                "last step is not visible",
+                "at the end, load them with `model.load_state_dict(weights)`, or report them with `task.report`",
             )
         elif has_stepped or is_at_start(case, life):
             continue
         elif other is not None:
-            yield (
+            yield Told(
                 f"rank {life.number} stepped parameters of shape {other.shapes} outside the task's model, which "
-                "changed afterwards, so the steps cannot be compared; put an adapter on the module that task.model() "
-                "returns with `torch.nn.utils.parametrize`, or train its own weights"
+                "changed afterwards, so the steps cannot be compared",
+                "put adapters on `task.model()` with `torch.nn.utils.parametrize`, or train its own weights",
             )
         else:
-            yield (
+            yield Told(
                 f"the weights of rank {life.number} changed without a step of torch's Optimizer, and no forward showed "
-                "when, so the steps cannot be compared; call the module that task.model() returns, or derive the "
-                "optimizer from torch.optim.Optimizer, in the process that calls the function under `@trainer`"
+                "when, so the steps cannot be compared",
+                "call the module that `task.model()` returns, or derive the optimizer from `torch.optim.Optimizer`, in "
+                "the trainer's process",
             )
 
 
-def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if the windows of a run's steps are unknown, and how to show them; None if they are known.
 
     Windows that a trainer's own loss scaler skips leave no trace. If the rows are also not the planned ones, the places
@@ -183,10 +191,11 @@ def unplaced(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
     for rank in ranks if case.arithmetic.scaled else ():
         has_gaps = 0 < len(rank.attempts) < len(must_step(case.problem))
         if has_gaps and all(attempt.scale is None for attempt in rank.attempts) and not _are_placed(case, rank):
-            return (
+            return Told(
                 f"rank {rank.number} took {len(rank.attempts)} steps in {len(case.problem.windows)} windows, and its "
-                "forwards have other rows than planned, so the skipped windows are unknown; pass the batch's inputs to "
-                "the model unchanged, call `optimizer.zero_grad()` in each window, or step with `torch.amp.GradScaler`"
+                "forwards have other rows than planned, so the skipped windows are unknown",
+                "pass the batch's inputs to the model unchanged, call `optimizer.zero_grad()` in each window, or step "
+                "with `torch.amp.GradScaler`",
             )
     return None
 
@@ -207,7 +216,7 @@ def _are_placed(case: Case, rank: RankEvidence) -> bool:
     )
 
 
-def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | None) -> str | None:
+def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | None) -> Told | None:
     """A sentence if all steps are correct, but the last weights are not those of the steps; else None."""
     if right is None or not all(rank.attempts and rank.final_weights for rank in ranks):
         return None
@@ -223,8 +232,7 @@ def changed_after_training(ranks: Sequence[RankEvidence], right: Trajectory | No
         return None
     if not matches(stepped, right.steps):
         return None
-    return (
-        "all steps are correct, but the weights change after the last one, for an unknown reason; return from the "
-        "function under `@trainer` before averaged or earlier weights are loaded, adapters are merged, or the model is "
-        "cast, and after the stepped masters are copied to the model"
+    return Told(
+        "all steps are correct, but the weights change after the last one, for an unknown reason",
+        "return with the weights of the last step in the model, neither averaged, earlier, merged nor cast ones",
     )

@@ -15,7 +15,7 @@ from conformance.trace.hindsight.lineage import without_copies, without_rehearsa
 from conformance.trace.hindsight.training import forwarded, trained
 from conformance.trace.lives import Events, lives
 from conformance.verdict.evidence import RankEvidence, cleared, named
-from conformance.verdict.judgement import OTHER_ORDER, POSITION, Told
+from conformance.verdict.judgement import ONCE, OTHER_ORDER, POSITION, Told
 from conformance.workloads.behaviour import Way
 from conformance.workloads.layout import Orders, Shares, micro_batches
 from conformance.workloads.reading_plan import order_of, rows
@@ -62,7 +62,7 @@ def resumed_in_other_order(case: Case, ranks: Sequence[RankEvidence]) -> Told | 
     )
 
 
-def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | None:
+def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if two ranks read the same samples in different windows of an epoch, while no rank reads some others;
     None if not, or the rows do not show it. With too many steps, windows do not match the plan."""
     too_many = any(len(rank.attempts) > len(case.problem.windows) for rank in ranks)
@@ -81,10 +81,10 @@ def in_orders_of_their_own(case: Case, ranks: Sequence[RankEvidence]) -> str | N
         for (one, mine), (two, others) in combinations(zip(ranks, places, strict=True), 2) if unread else ():
             both = [row for row in mine.keys() & others.keys() if often[row] == 1 and mine[row] != others[row]]
             if both:
-                return (
+                return Told(
                     f"{named([one.number, two.number])} read epoch {epoch} in different orders: both read {len(both)} "
-                    f"samples, in different windows, and no rank reads {len(unread)}; give the samplers of all ranks "
-                    "the same seed, and the same epoch with `set_epoch`"
+                    f"samples, in different windows, and no rank reads {len(unread)}",
+                    "give the samplers of all ranks the same seed, and the same epoch with `set_epoch`",
                 )
     return None
 
@@ -211,7 +211,7 @@ def _wrong(workload: Workload, orders: Orders) -> tuple[int, int]:
     return max(repeated, unread), repeated
 
 
-def not_once(case: Case) -> str | None:
+def not_once(case: Case) -> Told | None:
     """A sentence on samples that the ranks together do not read exactly once per epoch; None if there are none."""
     workload, orders = case.problem.workload, case.orders or ()
     read = [list(chain(*chain(*of_rank))) for of_rank in zip(*orders, strict=True)]
@@ -223,9 +223,9 @@ def not_once(case: Case) -> str | None:
         if (text := _not_once_in(workload, f"epoch {epoch}", order)) is not None:
             return text
     if len(orders) < workload.epochs:
-        return f"epoch {len(orders)} is never read, and this case asks for {workload.epochs} epochs"
+        return Told(f"epoch {len(orders)} is never read, and this case asks for {workload.epochs} epochs")
     if len(orders) > workload.epochs:
-        return f"training continues after {workload.epochs} complete epochs"
+        return Told(f"training continues after {workload.epochs} complete epochs")
     return None
 
 
@@ -256,28 +256,29 @@ def _is_read_by_each(workload: Workload, order: Shares) -> bool:
     return len(order) > 1 and all(len(Counter(chain(*share))) == workload.samples for share in order)
 
 
-def _not_once_in(workload: Workload, epoch: str, order: Shares) -> str | None:
+def _not_once_in(workload: Workload, epoch: str, order: Shares) -> Told | None:
     own = [Counter(chain(*share)) for share in order]
     times = sum(own, Counter[int]())
     repeated, unread = sum(count > 1 for count in times.values()), workload.samples - len(times)
     rest = f", and no rank reads {unread}" if unread else ""
     if _is_read_by_each(workload, order):
-        return f"each rank reads all samples of {epoch}; split them over the ranks, such as with `DistributedSampler`"
+        advice = "split the samples over the ranks, such as with `DistributedSampler`"
+        return Told(f"each rank reads all samples of {epoch}", advice)
     for rank, one in enumerate(own):
         if twice := sum(count > 1 for count in one.values()):
-            return (
-                f"rank {rank} reads {_count(twice)} of {epoch} more than once{rest}; draw without replacement, and "
-                "read all samples in each epoch"
+            return Told(
+                f"rank {rank} reads {_count(twice)} of {epoch} more than once{rest}",
+                "draw without replacement, and read all samples in each epoch",
             )
     if repeated:
-        return (
-            f"several ranks read the same {_count(repeated)} of {epoch}{rest}; shuffle with the same seed on all "
-            "ranks, and give each rank its own shard"
+        return Told(
+            f"several ranks read the same {_count(repeated)} of {epoch}{rest}",
+            "shuffle with the same seed on all ranks, and give each rank its own shard",
         )
-    return f"no rank reads {_count(unread)} of {epoch}; train on each sample once in an epoch" if unread else None
+    return Told(f"no rank reads {_count(unread)} of {epoch}", ONCE) if unread else None
 
 
-def _somewhere(workload: Workload, orders: Orders) -> str | None:
+def _somewhere(workload: Workload, orders: Orders) -> Told | None:
     """A sentence without an epoch's number, if several possible ends of epochs blame different epochs; else None."""
     shares = tuple(tuple(chain(*of_rank)) for of_rank in zip(*orders, strict=True))
     wrong = _wrong(workload, orders)
@@ -289,8 +290,8 @@ def _somewhere(workload: Workload, orders: Orders) -> str | None:
         return None
     most, repeated = wrong
     if repeated:
-        return f"an epoch reads {_count(repeated)} too many; read each sample once in an epoch"
-    return f"an epoch misses {_count(most)}; train on each sample once in an epoch"
+        return Told(f"an epoch reads {_count(repeated)} too many", "read each sample once in an epoch")
+    return Told(f"an epoch misses {_count(most)}", ONCE)
 
 
 def _count(samples: int) -> str:

@@ -16,7 +16,7 @@ from conformance.trace.events import Forward
 from conformance.verdict.answers import accepted_by, fit, without_gradients
 from conformance.verdict.comparison import matches
 from conformance.verdict.evidence import RankEvidence, exactly
-from conformance.verdict.judgement import Judgement
+from conformance.verdict.judgement import Judgement, Told
 from conformance.verdict.scaling import is_seen, shows_uneven_scale
 from conformance.workloads.precision import Precision
 from conformance.workloads.problem import Problem
@@ -78,18 +78,19 @@ def _must_show(rule: Recurrence, precision: Precision, steps: Sequence[Step]) ->
     return False
 
 
-_UNEVEN_SCALE = (
+_UNEVEN_SCALE = Told(
     "the numbers are correct except for the rounding of a loss scale that is not a power of two, and the trainer's own "
-    "scale is not visible: start with `task.loss_scale`, or scale with `task.grad_scaler()`"
+    "scale is not visible",
+    "start with `task.loss_scale`, or scale with `task.grad_scaler()`",
 )
 _UNASKED_SCALE = (
     "the numbers are correct except for the rounding of a loss scale of {:g}, which is not a power of two, in a case "
-    "without loss scaling: use `task.grad_scaler()`, which is enabled only if the precision needs it"
+    "without loss scaling"
 )
 
 
-def rounded(case: Case, judgement: Judgement) -> str | None:
-    """A sentence if rounding may explain wrong numbers; None if not."""
+def rounded(case: Case, judgement: Judgement) -> Told | None:
+    """Whether rounding may explain wrong numbers, in words; None if not."""
     difference = judgement.difference
     if difference is None or judgement.divergence or not judgement.allows("rounding"):
         return None
@@ -99,22 +100,23 @@ def rounded(case: Case, judgement: Judgement) -> str | None:
     ):
         return _UNEVEN_SCALE
     if (scale := _unasked_scale(case.problem, judgement.ranks)) is not None:
-        return _UNASKED_SCALE.format(scale)
+        advice = "use `task.grad_scaler()`, which is enabled only if the precision needs it"
+        return Told(_UNASKED_SCALE.format(scale), advice)
     if difference.quantity != "weights":
         return None
     if judgement.trajectory is not None and of_hidden_masters(precision, judgement.trajectory, judgement.ranks):
-        return (
+        return Told(
             f"until the last step, the forwards show the correct weights rounded to {precision.compute.name}, and the "
-            "full weights are not visible; keep them in the module that task.model() returns, or step tensors of its "
-            "shapes with torch.optim.Optimizer"
+            "full weights are not visible",
+            "keep them in `task.model()`, or step tensors of its shapes with `torch.optim.Optimizer`",
         )
     if odd_part(case.world_size) == 1 or not averages_weights(judgement.runs[0]):
         return None
     if not _fits_averaged_weights(case.problem, judgement.ranks):
         return None
-    return (
-        f"the numbers are correct except for the rounding of averaged weights on {case.world_size} ranks: run the case "
-        "on 2 or 4 ranks"
+    return Told(
+        f"the numbers are correct except for the rounding of averaged weights on {case.world_size} ranks",
+        "run the case on 2 or 4 ranks",
     )
 
 

@@ -15,6 +15,7 @@ from conformance.trace.events import Forward, Report, Step
 from conformance.trace.events import Vector as Reported
 from conformance.verdict.comparison import same
 from conformance.verdict.evidence import Attempt, RankEvidence, exactly, overlaid, shown_by, values
+from conformance.verdict.judgement import Told
 from conformance.workloads.precision import Format
 
 
@@ -40,7 +41,7 @@ def _together(reports: Sequence[Mapping[int, Reported | None]]) -> Sequence[Mapp
     ]
 
 
-def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None:
+def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> Told | None:
     """A sentence on a required window that is neither seen nor reported, if others are reported; else None."""
     if not any(rank.reported for rank in ranks):
         return None
@@ -50,10 +51,10 @@ def unreported(ranks: Sequence[RankEvidence], must_step: Set[int]) -> str | None
         trained = must_step & rank.trained.keys() if rank.trained else must_step
         missing = sorted(trained - known)
         if missing:
-            return (
+            return Told(
                 f"rank {rank.number} does not report all of its weights after window {missing[0]}, which are not "
-                "visible either; call `task.report`, or go through `task.step`, after each window, including skipped "
-                "ones, on every rank"
+                "visible either",
+                "call `task.report` or `task.step` after each window, including skipped ones, on every rank",
             )
     return None
 

@@ -90,7 +90,7 @@ def lost_place(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
     return other_window(case, ranks)
 
 
-def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
+def resumed_unseen(ranks: Sequence[RankEvidence]) -> Told | None:
     """A sentence if a rank's training after the resume cannot be seen; None if it can, or there is nothing to see."""
     for rank in ranks:
         if not rank.lives or _windows(rank.lives[1]):
@@ -99,15 +99,16 @@ def resumed_unseen(ranks: Sequence[RankEvidence]) -> str | None:
         if not first.of(trace.Model):
             continue
         if not second.of(trace.Model):
-            return (
-                f"rank {rank.number} resumed without calling task.model(), so its training is not visible; load the "
-                "weights of the checkpoint into the module that task.model() returns"
+            return Told(
+                f"rank {rank.number} resumed without calling task.model(), so its training is not visible",
+                "load the weights of the checkpoint into the module that `task.model()` returns",
             )
         # Those of the watched model have windows.
         if second.has((trace.BackwardBegin, trace.AutogradGrad, trace.ForeignOptimizer)):
-            return (
+            return Told(
                 f"rank {rank.number} resumed, and trained another module than task.model() returned, which is not "
-                "visible; load the weights of the checkpoint into the module that it returned"
+                "visible",
+                "load the weights of the checkpoint into the module that `task.model()` returned",
             )
     return None
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from conformance.cases.case import Case
 from conformance.trace.events import Attempt, BackwardBegin, BackwardEnd, Forward, ZeroGrad
 from conformance.verdict.evidence import RankEvidence, at, place
+from conformance.verdict.judgement import Told
 from conformance.workloads.outliers import has_infinite_loss
 from conformance.workloads.reading_plan import rows
 
@@ -20,7 +21,7 @@ Backward: TypeAlias = tuple[BackwardEnd, Rows]
 
 def left_over(
     case: Case, ranks: Sequence[RankEvidence], window: int, *, repeats: bool = False
-) -> tuple[str, str | None] | None:
+) -> tuple[Told, str | None] | None:
     """A sentence and a line if the step of a window also uses older gradients; None if not, or the rows do not show it.
 
     ``repeats``: only older gradients of samples that the rank also reads in the window count. A rank that reads other
@@ -41,9 +42,9 @@ def left_over(
             several = f"{len(left)} backwards" if left[1:] else "a backward"
             text = (
                 f"in window {window}, rank {number} adds its gradients to those of {several}{at(where)} that no step "
-                "used; clear them, or evaluate under `torch.no_grad()`"
+                "used"
             )
-            return text, where
+            return Told(text, "clear older gradients, or evaluate under `torch.no_grad()`"), where
     return None
 
 
@@ -76,9 +77,9 @@ _NONE = frozenset[int]()
 
 @dataclass(frozen=True)
 class Redundant:
-    """A sentence on ranks that did another rank's work. ``window``: the first one; ``always``: in all windows."""
+    """Ranks that did another rank's work. ``told``: in words; ``window``: the first one; ``always``: in all windows."""
 
-    text: str
+    told: Told
     window: int
     always: bool
 
@@ -120,7 +121,7 @@ def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redunda
             text = f"rank {more} read its own samples and those of rank {fewer}{when}"
             if all(mine[window] == others[window] for window in together):
                 text = f"ranks {first} and {second} read the same samples{when}"
-            return Redundant(f"{text}; give each rank its own shard", together[0], together == windows)
+            return Redundant(Told(text, "give each rank its own shard"), together[0], together == windows)
     for idle, busy in permutations(ranks, 2):
         trained, others = idle.trained, busy.trained or {}
         theirs, its_own = planned[idle.number], planned[busy.number]
@@ -134,9 +135,10 @@ def _redundant(case: Case, ranks: Sequence[RankEvidence], asked: int) -> Redunda
         if instead and (are_whole or instead == windows):
             text = (
                 f"rank {busy.number} trained on the samples of rank {idle.number}, and rank {idle.number} on "
-                f"none{_in(instead, windows)}; let each rank compute the gradients of its own shard"
+                f"none{_in(instead, windows)}"
             )
-            return Redundant(text, instead[0], instead == windows)
+            advice = "let each rank compute the gradients of its own shard"
+            return Redundant(Told(text, advice), instead[0], instead == windows)
     return None
 
 

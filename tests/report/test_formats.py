@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from rich.console import Console
 
 from conformance.cli import main
 from conformance.cli.formats import in_github_actions
@@ -17,10 +20,11 @@ from conformance.report.card import Place, cards
 from conformance.report.ci import digest, endpoint, junit, markdown, sarif, svg, workflow_commands
 from conformance.report.html import render_html
 from conformance.report.laws import page_of
-from conformance.report.text import escaped
+from conformance.report.terminal import render_terminal
+from conformance.report.text import capitalized, escaped
 from conformance.results import Results, read_results
 from conformance.results.plain import NON_FINITE
-from conformance.results.result_lines import Reason
+from conformance.results.result_lines import Guard, Reason
 
 #: From https://github.com/oasis-tcs/sarif-spec, without its white space.
 SCHEMA = json.loads(Path(__file__).with_name("sarif-schema-2.1.0.json").read_text())
@@ -155,6 +159,34 @@ def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_pa
     assert card.where == reason.where
     assert card.own_line == ("my runs, old/loop.py", 41)
     assert [place.code for place in card.places] == ["> 9 | step()", "> 41 | fit(x)"]
+
+
+@pytest.mark.parametrize("verdict", ["FAIL (numerics)", "INCONCLUSIVE"])
+def test_what_to_change_is_the_fix_and_not_in_the_title(results, tmp_path, verdict):
+    """Of a guard, and of what cannot be judged; in every format."""
+    broken = next(case for case in results.cases if case.findings and case.failed)
+    said, advice = "no rank reads 8 samples of epoch 0", "train on each sample once in an epoch"
+    guards = (Guard("all samples read", False, "once in each epoch", said),) if verdict != "INCONCLUSIVE" else ()
+    reason = Reason("unobserved", advice=advice)
+    case = replace(broken, verdict=verdict, headline=said, reason=reason, guards=guards, findings=())
+    run = replace(results, cases=(case,))
+    [card] = cards(run)
+    assert (card.title, card.advice) == (said, advice)
+    title, *parts = card.lines()
+    assert title.startswith(f"{verdict}: {capitalized(said)}")
+    assert advice not in title
+    assert f"fix: {advice}" in parts
+    console = Console(file=StringIO(), width=200)
+    render_terminal(run, console)
+    render_html(run, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    of_sarif = json.loads(sarif(digest(run)))["runs"][0]["results"]
+    assert f"\n  fix: {advice}\n" in console.file.getvalue()
+    assert re.search(rf"<dt>Fix</dt>\s*<dd>{advice}\s*</dd>", page)
+    assert f"**Fix** {advice}\n" in markdown(digest(run))
+    assert any(f"\nfix: {advice}\n" in one["message"]["text"] for one in of_sarif)
+    assert any(f"fix: {advice}" in line for line in workflow_commands(digest(run)))
+    assert f"\nfix: {advice}\n" in ElementTree.fromstring(junit(run)).find(".//failure").text
 
 
 def test_nothing_of_a_trainer_is_markup(results, hostile):

@@ -91,15 +91,18 @@ class Run:
         *,
         has: str = "",
         headline: str | None = None,
+        advice: str | None = None,
         broken: list[str] | None = None,
         **ended: Any,
     ) -> Judgement:
-        """The judgement, with this verdict. ``says``: the start of its headline; ``has``: a part of it; ``broken``: the
-        failed guards."""
+        """The judgement, with this verdict. ``says``: the start of its headline; ``has``: a part of it; ``advice``: the
+        start of what to change; ``broken``: the failed guards."""
         found = self.judged(**ended)
         assert found.verdict == verdict, (found.headline, found.notes)
         assert found.headline.startswith(says) and has in found.headline, found.headline
         assert headline is None or found.headline == headline
+        told = (found.reason and found.reason.advice) or ""
+        assert advice is None or (told.startswith(advice) and bool(told) == bool(advice)), told
         assert broken is None or [guard.name for guard in found.guards if not guard.passed] == broken
         return found
 

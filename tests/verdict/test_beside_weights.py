@@ -112,18 +112,21 @@ def of_rank_1_lost(held, window):
 
 
 @pytest.mark.parametrize(
-    ("between", "said"),
+    ("between", "said", "advice"),
     [
-        (summed_again, "samples count twice in the model's buffers: rank 0"),
-        (added_up_in_two_windows, "samples count twice in the model's buffers: rank 0"),
-        (without_sums, "the model's buffers changed between two forwards: rank 0"),
-        (one_too_many, "the model's buffers changed between two forwards: rank 1"),
-        (of_the_start, "the model's buffers were lost: rank 0"),
-        (of_rank_1_lost, "the model's buffers were lost: rank 1"),
+        (summed_again, "samples count twice in the model's buffers: rank 0", "add only new samples"),
+        (added_up_in_two_windows, "samples count twice in the model's buffers: rank 0", "add only new samples"),
+        (without_sums, "the model's buffers changed between two forwards: rank 0", ""),
+        (one_too_many, "the model's buffers changed between two forwards: rank 1", ""),
+        (of_the_start, "the model's buffers were lost: rank 0", "keep the buffers"),
+        (of_rank_1_lost, "the model's buffers were lost: rank 1", "keep the buffers"),
     ],
 )
-def test_what_is_lost_or_added_up_again(between, said):
-    assert said_of(trained(between)).startswith(said)
+def test_what_is_lost_or_added_up_again(between, said, advice):
+    found = trained(between).wrong
+    assert found.text.startswith(said)
+    assert found.advice.startswith(advice)
+    assert bool(found.advice) == bool(advice)
 
 
 @pytest.mark.parametrize(
@@ -163,12 +166,14 @@ def test_a_copy_that_is_only_evaluated_has_buffers_of_its_own():
 def test_models_that_train_in_turn_are_not_judged():
     events = [SimpleNamespace(**{**vars(forward((0.0, 0.0), 1.0, "with gradients")[0]), "model": at}) for at in (0, 1)]
     found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank(events * 2)] * 2)])
-    assert (found.unknown or "").startswith("the buffers of rank 0 cannot be judged: it trains copies")
+    assert found.unknown.text.startswith("the buffers of rank 0 cannot be judged: it trains copies")
+    assert found.unknown.advice == "train one copy at a time"
 
 
 def test_forwards_that_nobody_sees_are_not_judged():
     found = counted_buffers(CASE, [SimpleNamespace(ranks=[Rank([])] * 2)])
-    assert (found.unknown or "").startswith("the buffers of rank 0 cannot be judged: no forward")
+    assert found.unknown.text.startswith("the buffers of rank 0 cannot be judged: no forward")
+    assert found.unknown.advice == "call the module that `task.model()` returns, or a copy of it"
 
 
 def drawing(*ranks):

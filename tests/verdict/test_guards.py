@@ -21,7 +21,12 @@ def test_world_size_one_reached(follow):
     run = follow("ddp-w2-fp32-momentum")
     for event in run.everywhere("topology", 0):
         event |= {"world_size": 1, "rank_reached": 0}
-    run.expect("FAIL (numerics)", "the trainer has world size 1 instead of 2; ", broken=["world size reached"])
+    run.expect(
+        "FAIL (numerics)",
+        headline="the trainer has world size 1 instead of 2",
+        advice="initialise the process group in every rank",
+        broken=["world size reached"],
+    )
 
 
 def test_ranks_may_meet_without_a_process_group(follow):
@@ -63,7 +68,10 @@ def test_rank_that_contributes_zeros(follow):
     for event in run.of("collective", rank=1):
         event["zeros"] = True
     run.expect(
-        "FAIL (numerics)", "rank 1 put only zeros into every exchange of gradients", broken=["gradients contributed"]
+        "FAIL (numerics)",
+        headline="rank 1 put only zeros into every exchange of gradients",
+        advice="exchange the gradients of every rank",
+        broken=["gradients contributed"],
     )
     next(event for event in run.of("collective", rank=1) if event["phase"] == "training")["zeros"] = False
     assert run.judged().verdict == "PASS (exact)"
@@ -75,7 +83,9 @@ def test_rank_that_trains_on_the_samples_of_an_idle_one(follow):
         mine["rows"] += other["rows"]
     run.remove(*run.of("forward", rank=1))
     run.expect(
-        "FAIL (numerics)", "rank 0 trained on the samples of rank 1, and rank 1 on none", broken=["shards differ"]
+        "FAIL (numerics)",
+        headline="rank 0 trained on the samples of rank 1, and rank 1 on none",
+        broken=["shards differ"],
     )
 
 
@@ -95,7 +105,8 @@ def test_same_shard_on_two_ranks(follow):
         mine["rows"] = other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline="ranks 0 and 2 read the same samples; give each rank its own shard",
+        headline="ranks 0 and 2 read the same samples",
+        advice="give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -106,7 +117,8 @@ def test_one_rank_reads_the_shard_of_another_too(follow):
         mine["rows"] = mine["rows"] + other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline="rank 0 read its own samples and those of rank 1; give each rank its own shard",
+        headline="rank 0 read its own samples and those of rank 1",
+        advice="give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -138,7 +150,8 @@ def test_ranks_that_do_the_same_work_in_some_windows(follow, windows, when):
             mine["rows"] = other["rows"] = mine["rows"] + other["rows"]
     run.expect(
         "FAIL (numerics)",
-        headline=f"ranks 0 and 1 read the same samples {when}; give each rank its own shard",
+        headline=f"ranks 0 and 1 read the same samples {when}",
+        advice="give each rank its own shard",
         broken=["shards differ"],
     )
 
@@ -151,7 +164,8 @@ def test_rank_that_is_idle_in_one_window(follow, window):
     run.remove(other)
     run.expect(
         "FAIL (numerics)",
-        f"rank 0 trained on the samples of rank 1, and rank 1 on none in window {window};",
+        headline=f"rank 0 trained on the samples of rank 1, and rank 1 on none in window {window}",
+        advice="let each rank compute the gradients of its own shard",
         broken=["shards differ"],
     )
 
@@ -217,7 +231,8 @@ def test_never_stepped(follow):
     run.remove(*run.of("step", rank=1))
     judgement = run.expect("FAIL (numerics)")
     assert broken(judgement)[0] == "optimizer steps seen"
-    assert judgement.headline == "rank 1 never stepped the task's model; call optimizer.step() on its parameters"
+    assert judgement.headline == "rank 1 never stepped the task's model"
+    assert judgement.reason.advice == "call `optimizer.step()` on the model's parameters"
 
 
 def test_stepped_another_model(follow):
@@ -226,10 +241,9 @@ def test_stepped_another_model(follow):
     run.of("finished")[0]["weights"] = run.of("start")[0]["weights"]
     run.end(0, "foreign_optimizer", optimizer="SGD", shapes=[[4, 3], [4]])
     judgement = run.judged()
-    assert judgement.headline == (
-        "rank 0 stepped parameters of shape [[4, 3], [4]], which are not the task's model; "
-        "train the module that task.model() returns, or report its weights with task.report"
-    )
+    assert judgement.headline == "rank 0 stepped parameters of shape [[4, 3], [4]], which are not the task's model"
+    told = "train the module that `task.model()` returns, or report its weights with `task.report`"
+    assert judgement.reason.advice == told
 
 
 def test_never_moved(follow):

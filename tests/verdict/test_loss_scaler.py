@@ -170,7 +170,7 @@ def test_own_scaler_that_begins_too_high_is_followed(follow):
         # Off the path that was certified, fp16 rounds: numbers without any rounding would not be those of fp16.
         event["gradients"][0] += float(step.gradient.radius[0]) / 2
     judgement = run.judged()
-    too_wide = judgement.verdict == "INCONCLUSIVE" and "use task.grad_scaler()" in judgement.headline
+    too_wide = judgement.verdict == "INCONCLUSIVE" and "use `task.grad_scaler()`" in judgement.reason.advice
     assert judgement.verdict.startswith("PASS") or too_wide, (judgement.headline, judgement.notes)
     assert judgement.trajectory.skips == {0, 1}
     assert [step.window for step in judgement.trajectory.steps] == [2, 3, 4, 5]

@@ -39,8 +39,7 @@ def test_samples_that_forwards_do_not_show_prove_nothing(follow, rows):
     run = follow(NAME)
     for event in run.of("forward", 1):
         event["rows"] = rows
-    judgement = run.expect("INCONCLUSIVE")
-    assert judgement.headline.endswith("pass the batch's inputs to the model unchanged")
+    run.expect("INCONCLUSIVE", advice="pass the batch's inputs to the model unchanged")
 
 
 def test_an_epoch_that_is_never_read(follow):
@@ -51,7 +50,8 @@ def test_windows_that_are_lost_in_each_epoch_are_not_taken_from_the_next(follow)
     """Two of three windows: the rest is as long as an epoch and a third."""
     run = follow(NAME)
     run.remove(*(event for rank in run.ranks for event in rank if event["window"] in (2, 5)))
-    run.expect("FAIL (numerics)", "no rank reads 8 samples of epoch 0; ")
+    told = "train on each sample once in an epoch"
+    run.expect("FAIL (numerics)", headline="no rank reads 8 samples of epoch 0", advice=told)
 
 
 def test_windows_are_lost_in_the_epoch_that_lacks_them(follow):
@@ -59,7 +59,8 @@ def test_windows_are_lost_in_the_epoch_that_lacks_them(follow):
     run = follow(NAME)
     run.remove(*(event for rank in run.ranks for event in rank if (event["window"], event["micro_batch"]) == (1, 0)))
     judgement = run.judged()
-    assert judgement.headline.startswith("no rank reads 4 samples of epoch 0; ")
+    assert judgement.headline == "no rank reads 4 samples of epoch 0"
+    assert judgement.reason.advice == "train on each sample once in an epoch"
 
 
 def test_steps_that_are_too_many_come_before_what_they_read(follow):
@@ -72,25 +73,38 @@ def test_steps_that_are_too_many_come_before_what_they_read(follow):
 
 
 @pytest.mark.parametrize(
-    ("orders", "text"),
+    ("orders", "text", "advice"),
     [
-        (dealt(ALL, REVERSED), None),
-        (dealt(ALL, (*ALL[:-1], 0)), "several ranks read the same 1 sample of epoch 1, and no rank reads 1; "),
-        (dealt(ALL, (*ALL[:-2], 0, 1)), "rank 0 reads 1 sample of epoch 1 more than once, and no rank reads 2; "),
-        (dealt(ALL, REVERSED[:-4]), "no rank reads 4 samples of epoch 1; "),
-        (dealt(ALL[4:], REVERSED), "no rank reads 4 samples of epoch 0; "),
+        (
+            dealt(ALL, (*ALL[:-1], 0)),
+            "several ranks read the same 1 sample of epoch 1, and no rank reads 1",
+            "shuffle ",
+        ),
+        (
+            dealt(ALL, (*ALL[:-2], 0, 1)),
+            "rank 0 reads 1 sample of epoch 1 more than once, and no rank reads 2",
+            "draw ",
+        ),
+        (dealt(ALL, REVERSED[:-4]), "no rank reads 4 samples of epoch 1", "train on each sample "),
+        (dealt(ALL[4:], REVERSED), "no rank reads 4 samples of epoch 0", "train on each sample "),
         # The last ones may be missing in either.
-        (dealt(ALL, ALL[:-4]), "an epoch misses 4 samples; "),
+        (dealt(ALL, ALL[:-4]), "an epoch misses 4 samples", "train on each sample "),
         # The first ones of an epoch may come twice in it, or again at the end of the epoch before.
-        (dealt(ALL, (*REVERSED[:8], *REVERSED)), "an epoch reads 8 samples too many; "),
-        (dealt(ALL), "epoch 1 is never read, and this case asks for 2 epochs"),
-        (dealt(ALL, ALL, ALL), "training continues after 2 complete epochs"),
-        (dealt([at // 2 for at in range(48)], ALL), "each rank reads all samples of epoch 0; "),
+        (dealt(ALL, (*REVERSED[:8], *REVERSED)), "an epoch reads 8 samples too many", "read each sample "),
+        (dealt(ALL), "epoch 1 is never read, and this case asks for 2 epochs", ""),
+        (dealt(ALL, ALL, ALL), "training continues after 2 complete epochs", ""),
+        (dealt([at // 2 for at in range(48)], ALL), "each rank reads all samples of epoch 0", "split the samples "),
     ],
 )
-def test_what_is_not_read_once_in_an_epoch(orders, text):
+def test_what_is_not_read_once_in_an_epoch(orders, text, advice):
     found = not_once(replace(CASE, orders=orders))
-    assert found == text if text is None else found.startswith(text)
+    assert found.text == text
+    assert found.advice.startswith(advice)
+    assert bool(found.advice) == bool(advice)
+
+
+def test_each_sample_once_in_each_epoch():
+    assert not_once(replace(CASE, orders=dealt(ALL, REVERSED))) is None
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,8 @@ def test_both_lives_of_a_resumed_run_are_read(follow):
         for event, other in zip(last, first, strict=True):
             event["rows"] = other["rows"]
     judgement = run.judged()
-    assert judgement.headline.startswith("rank 0 reads 4 samples of epoch 1 more than once, and no rank reads 8; ")
+    assert judgement.headline == "rank 0 reads 4 samples of epoch 1 more than once, and no rank reads 8"
+    assert judgement.reason.advice == "draw without replacement, and read all samples in each epoch"
 
 
 EPOCHS = "ddp-w2-acc2-fp32-epoch-schedule"
