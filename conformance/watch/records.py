@@ -256,8 +256,9 @@ class Unscaled(Record):
 
 
 class Updated(Record):
-    """The loss scale was updated."""
+    """A loss scale was updated."""
 
+    scaler: int
     before: float
     after: float
     site: Site

@@ -46,7 +46,7 @@ def scaled(script, *scales, divides_by, updates=None):
     for number, scale in enumerate(scales):
         computed.append(script.backward(scale))
         if number == updates:
-            script.each(records.Updated(scale, 2 * scale, LINE))
+            script.each(records.Updated(0, scale, 2 * scale, LINE))
     script.each(records.Unscaled(0, divides_by, LINE))
     return averaged(*computed, factor=0.5 / divides_by)
 

@@ -81,6 +81,31 @@ def test_each_step_of_a_scaler_has_an_update(every, expected):
     assert {code: one.count for code, one in findings.open.items()} == expected
 
 
+@pytest.mark.parametrize(("interval", "expected"), [(2000, {}), (1, {"loss-scale.restarts": 7})])
+def test_a_new_scaler_for_each_step_loses_what_its_updates_changed(interval, expected):
+    def window(step, model, optimizer, scaler):
+        one = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=interval)
+        optimizer.zero_grad()
+        one.scale(loss(model)).backward()
+        one.step(optimizer)
+        one.update()
+
+    assert {code: one.count for code, one in found(window).open.items()} == expected
+
+
+def test_scalers_that_take_turns_lose_nothing():
+    both = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1) for _ in range(2)]
+
+    def window(step, model, optimizer, scaler):
+        one = both[step % 2]
+        optimizer.zero_grad()
+        one.scale(loss(model)).backward()
+        one.step(optimizer)
+        one.update()
+
+    assert "loss-scale.restarts" not in found(window).open
+
+
 @pytest.mark.parametrize(
     ("factor", "dtype", "divisor", "is_left"),
     [

@@ -36,17 +36,24 @@ _LAW = "watch/unscale-before-clip"
 class LossScale(Chapter):
     """Detects gradients that are clipped before they are unscaled, and scalers without updates.
 
-    waiting: ranks and optimizers with scaled gradients since the last update on this rank. by_hand: by rank and
-    optimizer, hand-written scales."""
+    waiting: ranks and optimizers with scaled gradients since the last update on this rank. updated: by rank, the last
+    update of the newest scaler. lost: by rank, the new scalers that start where this one did, although it has changed
+    its scale. by_hand: by rank and optimizer, hand-written scales."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: set[tuple[int, int]] = set()
+        self._updated: dict[int, Updated] = {}
+        self._lost: Counter[int] = Counter()
         self._by_hand: dict[tuple[int, int], _ByHand] = defaultdict(_ByHand)
 
     def feed(self, rank: int, record: Record, stream: Stream) -> None:
         if isinstance(record, Updated):
             self._waiting = {one for one in self._waiting if one[0] != rank}
+            newest = self._updated.setdefault(rank, record)
+            self._lost[rank] += newest.scaler < record.scaler and newest.after != newest.before == record.before
+            if newest.scaler <= record.scaler:
+                self._updated[rank] = record
 
     def see(self, window: Window) -> None:
         step = window.step
@@ -74,6 +81,11 @@ class LossScale(Chapter):
                 self._by_hand[window.rank, window.optimizer].take(window, scale, kappas.pop())
 
     def finish(self, end: End) -> None:
+        for rank, lost in self._lost.items():
+            if lost > 1:
+                updated = self._updated[rank]
+                says = said("loss-scale.restarts", scalers=lost, scale=updated.before)
+                self._findings.leave_open(says, lost, None, updated.site)
         for of in self._by_hand.values():
             if of.is_proof:
                 for found in of.wrong.values():

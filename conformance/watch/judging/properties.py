@@ -134,6 +134,7 @@ FACTS: Mapping[str, tuple[Property, str | None]] = {
     "loss-scale.own-optimizer": (Property.LOSS_SCALE, "own"),
     "loss-scale.left": (Property.LOSS_SCALE, "own"),
     "loss-scale.not-updated": (Property.LOSS_SCALE, "own"),
+    "loss-scale.restarts": (Property.LOSS_SCALE, "own"),
     "clipping.hooks": (Property.CLIPPING, "early"),
     "coverage.some-steps": (Property.COVERAGE, "part"),
     "coverage.unreached": (Property.COVERAGE, "part"),

@@ -142,7 +142,8 @@ def _scaling(recording: Recording) -> Seams:
     def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         before = scaler.get_scale()
         result = original(scaler, *args, **kwargs)
-        recording.note(records.Updated(before, scaler.get_scale(), recording.site()))
+        number = recording.numbers.of("scaler", scaler)
+        recording.note(records.Updated(number, before, scaler.get_scale(), recording.site()))
         return result
 
     yield from scaling(recording, {"scale": scale, "unscale_": unscale, "step": step, "update": update})

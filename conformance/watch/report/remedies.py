@@ -110,6 +110,7 @@ FIXES: Mapping[str, str] = {
     "denominator.constant": "divide by the number of targets in the step, not by a constant",
     "denominator.apart": "divide by the targets of all ranks and micro-batches; under DDP, times the number of ranks",
     "loss-scale.left": "divide the gradients by the scale before they are clipped and used",
+    "loss-scale.restarts": "create the scaler once, before the loop",
     "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
     "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
     "ranks.sum": "divide `p.grad` by the number of ranks",

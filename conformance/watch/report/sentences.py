@@ -263,6 +263,7 @@ WORDS: Mapping[str, str] = {
     "finite.of": "the gradients of {wrong} of {all:parameter} are NaN or infinite",
     "finite.step": "a step uses gradients that are not finite",
     "loss-scale.left": "losses are multiplied by {scale:g}, and gradients are not divided by it",
+    "loss-scale.restarts": "{scalers} new scalers start at {scale:g} again, without what the updates changed",
     "loss-scale.not-updated": "the scaler has no update between two steps: the loss scale stays {scale:g}",
     "loss-scale.not-finite": "a step gets gradients that are not finite; the script may discard it",
     "passes.contains": "a backward pass includes the loss of an earlier one again",
