@@ -247,7 +247,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
     only = (RESUMES, SAVES) if cause.key in OF_RESUMES else ()
     role, where = (looked[0][0], looked[0][1].where) if looked else ("at", None)
     if edit is not None and role != RAISED:
-        first = own_place(example, looked[0][1]) if looked else None
+        first = known.get("it", own_place(example, looked[0][1])) if looked else None
         role, where = edit.titled(role, first.at if first else None)
     return CaseCard(
         rule=cause.key.partition("@")[0] if cause.kind == "law" else cause.kind,

@@ -162,7 +162,10 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         lines = call.near(before=call.number - condition.number + 1)
         return Edit(condition, "at", f"change the condition in {{{condition.at}}}", marked(lines, condition.number))
     if _are_apart(call, at):
-        return Edit(call, "at", f"change {{{call.at}}}", call.code)
+        if match["at"] != "it":
+            return Edit(call, "at", f"change {{{call.at}}}", call.code)
+        when = "before" if side == "above" else "after"
+        return Edit(at, "at", f"let {{{call.at}}} run {when} {{{at.at}}}", at.code)
     return Edit(call, "at", f"move {{{call.at}}} {side} {{{at.at}}}", _diff(at, side, call.own.strip(), call))
 
 

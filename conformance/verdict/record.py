@@ -77,7 +77,7 @@ def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run]
 
 def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target: str) -> result_lines.Lines | None:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
-    no backward, step or other event that the law ``shows`` is in it, and one line calls it."""
+    no backward, step or other line that the law ``shows`` is in it, and one line calls it."""
     own = _line(event, target)
     if own is None or event.where is None or event.called_from is not None:
         return own
@@ -85,7 +85,7 @@ def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target:
     # A run that is resumed on more ranks has none of these before.
     events = chain.from_iterable(run.ranks[event.rank].events for run in runs if event.rank < len(run.ranks))
     steps = (one for one in events if isinstance(one, (BackwardBegin, trace.Step)))
-    together = (one for one in chain(steps, shows) if one is not event)
+    together = (one for one in chain(steps, shows) if one.line != event.line)
     training = {one.where[2] for one in together if one.where is not None and one.where[0] == path}
     line = call_of(path, function, _folder(target)) if training and function not in training else None
     if line is None:

@@ -304,6 +304,14 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
                 ["s = load()", "", '{"m": model.state_dict()}'],
             )
         ),
+        # The line with the problem counts, although the other one would move.
+        (
+            "unscale above it",
+            ["def clean():", "    change()", "", "def step():", "    scaler.unscale_()"],
+            {"it": 2, "unscale": 5},
+            "let line 5 run before line 2",
+            "  1 | def clean():\n> 2 |     change()",
+        ),
         # The lines that restore something are known.
         (
             "restore optimizer",

@@ -160,6 +160,19 @@ def test_a_helper_of_the_loop_is_shown_with_its_only_call(follow, tmp_path, func
     assert len(found.source) == len(where.split(", called from "))
 
 
+def test_a_helper_with_another_line_that_the_law_shows_has_the_bug_itself(follow, tmp_path):
+    """Its call would be wrong only if the lines were in different functions."""
+    (tmp_path / "train.py").write_text("def finish():\n    unscale()\n    reduce()\n\ndef train():\n    finish()\n")
+    run = follow("single-acc2-fp32-momentum")
+    for number, line in enumerate((2, 3)):
+        run.of("zero_grad")[number]["where"] = ["train.py", line, "finish"]
+    [judged] = run.judged().runs
+    one, other = [event for event in judged.ranks[0].events if event.event == "zero_grad"][:2]
+    target = f"{tmp_path / 'train.py'}:train"
+    assert _called(one, [one, other], [judged], target).where == "train.py:2"
+    assert _called(one, [one, one], [judged], target).where == "train.py:2, called from train.py:6"
+
+
 def test_two_lines_of_a_helper_are_one_problem(follow, tmp_path):
     """The branches of a helper show a bug of the loop, which calls it once."""
     (tmp_path / "train.py").write_text("def clip():\n    by_norm()\n    by_value()\n\ndef train():\n    clip()\n")
