@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from conformance.results.result_lines import ONLY, PAIR, CaseRecord, Finding, Reason
@@ -21,7 +21,7 @@ _FOLLOW = {
     "resumes at another place in the data": ("acc/schedule-per-epoch",),
     "acc/step-after-all-backwards": ("acc/schedule-per-step", "acc/schedule-per-epoch"),
     "amp/all-ranks-skip": ("acc/step-after-all-backwards",),
-    "amp/unscale-after-sync": ("overflows are skipped",),
+    "amp/unscale-after-sync": ("overflows are skipped", "amp/all-ranks-skip"),
 }
 
 #: Kinds of cause that explain nothing.
@@ -41,12 +41,32 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     second of two bugs that give the numbers together.
     """
     failed = [case for case in cases if case.failed]
-    shown = {name: [*_without_following(own)] for name, own in signs(failed, cases).items()}
+    shown = _with_reasons({name: [*_without_following(own)] for name, own in signs(failed, cases).items()})
     chosen = _fewest(failed, shown)
     for case in failed:
         chosen += dict.fromkeys(one for one in _further(shown[id(case)], chosen) if one not in chosen)
     own = {id(case): _own(shown[id(case)], chosen) for case in failed}
     return [(cause, [case for case in failed if cause in own[id(case)]]) for cause in chosen]
+
+
+def _with_reasons(shown: Mapping[int, Sequence[Cause]]) -> dict[int, Sequence[Cause]]:
+    """The causes of each case. A law that only flags a consequence has the one cause that explains it elsewhere."""
+    reasons = defaultdict[Cause, dict[Cause, None]](dict)
+    for causes in shown.values():
+        for effect in filter(_is_effect, causes):
+            reasons[effect] |= dict.fromkeys(one for one in causes if not _gives_way(one))
+
+    def explained(causes: Sequence[Cause]) -> Sequence[Cause]:
+        if not all(_is_effect(one) or one.kind in _NOTHING_KNOWN for one in causes):
+            return causes
+        found = dict.fromkeys(reason for effect in filter(_is_effect, causes) for reason in reasons[effect])
+        return [*found, *causes] if len(found) == 1 else causes
+
+    return {name: explained(causes) for name, causes in shown.items()}
+
+
+def _is_effect(cause: Cause) -> bool:
+    return cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
 
 
 def _fewest(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> list[Cause]:
@@ -55,7 +75,8 @@ def _fewest(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) 
     chosen, left = list[Cause](), list(failed)
     while left:
         counts = Counter(cause for case in left for cause in explaining[id(case)])
-        cause = max(counts, key=lambda one: (one.kind not in _NOTHING_KNOWN, counts[one], -_rank(one)))
+        known = {one: (one.kind not in _NOTHING_KNOWN, not _is_effect(one)) for one in counts}
+        cause = max(counts, key=lambda one: (*known[one], counts[one], -_rank(one)))
         chosen.append(cause)
         left = [case for case in left if cause not in explaining[id(case)]]
     return chosen
@@ -107,8 +128,8 @@ def _gives_way(cause: Cause) -> bool:
 
 def _rank(cause: Cause) -> float:
     """The position in `KINDS`."""
-    order, is_effect = list(KINDS), cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
-    return order.index("bug") + 0.5 if is_effect else order.index(cause.kind)
+    order = list(KINDS)
+    return order.index("bug") + 0.5 if _is_effect(cause) else order.index(cause.kind)
 
 
 def title(

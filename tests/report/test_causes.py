@@ -285,6 +285,25 @@ def test_a_law_that_breaks_with_another_one_is_no_second_cause() -> None:
     assert len(of(named_laws(alone), named_laws(missing))) == 2
 
 
+def test_overflows_that_a_rank_misses_follow_from_unscaling_its_own_gradients() -> None:
+    unscales, alone = ("amp/unscale-after-sync", "t.py:9"), ("amp/all-ranks-skip", "t.py:12")
+    missed = broken("overflows are skipped")
+    cases = [named_laws(unscales, verdict="FAIL (law)"), named_laws(unscales, alone, **missed)]
+    assert of(*cases) == [("law", "amp/unscale-after-sync@t.py:9", [0, 1])]
+    assert ("guard", "overflows are skipped", [1]) in of(named_laws(unscales), named_laws(**missed))
+
+
+def test_ranks_that_come_apart_have_the_cause_that_explains_it_in_other_cases() -> None:
+    apart, lost = ("ddp/identical-weights", "t.py:9"), broken("resumed as it was stopped", "other state")
+    other = broken("resumed as it was stopped", "other place")
+    cases = [named_laws(apart, **lost), named_laws(apart), named_laws(apart)]
+    assert of(*cases) == [("guard", "other state", [0, 1, 2])]
+    # Two causes leave open which one it is.
+    assert ("law", "ddp/identical-weights@t.py:9", [2]) in of(
+        named_laws(apart, **lost), named_laws(apart, **other), named_laws(apart)
+    )
+
+
 def test_a_schedule_of_epochs_is_no_cause_where_a_resume_loses_its_place_in_them() -> None:
     late = ("acc/schedule-per-epoch", "t.py:9")
     case = named_laws(late, **broken("resumed at the next window", "resumes at another place in the data"))

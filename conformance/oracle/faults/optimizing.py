@@ -249,6 +249,22 @@ class LearningRateOfFirstGroup(Recurrence):
         return super().base_rate()
 
 
+def _has_other_rates_later(problem: Problem) -> bool:
+    return has_groups(problem) and problem.workload.steps > 1
+
+
+@fault(
+    "gives all parameter groups the learning rate of the first after its first step",
+    _has_other_rates_later,
+    fix="read `lr` from each parameter group",
+    why="The rates that are written after a step are those of the next one, in all groups",
+    edit="change rate; change optimizer; change the optimizer's settings above step",
+)
+class LearningRateOfFirstGroupLater(Recurrence):
+    def learning_rate(self, step: int, group: int = 0) -> Fraction:
+        return super().learning_rate(step, group if step == 0 else 0)
+
+
 def _passes_again(problem: Problem) -> bool:
     return problem.workload.epochs > 1
 
