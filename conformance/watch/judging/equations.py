@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod, sqrt
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,6 +84,21 @@ class Together:
                 found[number] += [(window.rank, one) for one in contributions]
         return dict(found)
 
+    @cached_property
+    def all(self) -> dict[int, list[Contribution]]:
+        """The same without the ranks."""
+        return {number: [one for _, one in of] for number, of in self.new.items()}
+
+    @cached_property
+    def infinite(self) -> set[int]:
+        """The parameters with a gradient that is not finite."""
+        return {number for number, of in self.all.items() if not all(one.is_finite for one in of)}
+
+    @cached_property
+    def hooked(self) -> set[int]:
+        """The parameters with a gradient that hooks of the script may have changed."""
+        return {number for number, of in self.all.items() if any(one.before is not None for one in of)}
+
     @property
     def over(self) -> int:
         """The correct divisor of the sum over the ranks."""
@@ -130,7 +146,7 @@ class Case:
         """The first of the steps that are solved together, and their number."""
         self.roundoff = max(
             ROUNDOFF.get(self.step.dtype, COARSEST),
-            *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
+            *(one.roundoff for number in parameters for one in self.all(number)),
             ROUNDOFF["float64"],
         )
 
@@ -188,7 +204,7 @@ class Case:
     def is_any_computed(self) -> bool:
         """Whether the ranks computed gradients whose sum is not zero."""
         sums = (self.sketch(number, self.all(number)) for number in self.parameters)
-        return bool(self.clipped) and any(one[:2].any() for one in sums)
+        return bool(self.clipped) and any(first or second for first, second, _ in sums)
 
     @property
     def parts(self) -> list[int]:
@@ -266,7 +282,7 @@ class Case:
     @property
     def overflows(self) -> list[int]:
         """Parameters with a gradient that is not finite."""
-        return [number for number in self.parameters if not all(one.is_finite for one in self.all(number))]
+        return [number for number in self.parameters if number in self.together.infinite]
 
     def of(self, parameters: list[int]) -> Case:
         """The case of a subset of the parameters."""
@@ -276,6 +292,8 @@ class Case:
         """The same step before its clip by value. None unless each of these parameters is clipped once after all
         backward passes, and the step uses the results."""
         window, held = self.window, {*self.used}
+        if not window.limits:
+            return None
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
         late = {number: [one for one in window.limited(number) if one.at > last] for number in sorted(held)}
         if not held or not all(len(found) == 1 and np.isfinite(found[0].before).all() for found in late.values()):
@@ -291,29 +309,28 @@ class Case:
 
     # Equations.
 
-    def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
+    def sketch(self, number: int, contributions: list[Contribution]) -> list[float]:
         """The sum of the contributions to this rank's shard of a parameter."""
-        shard, total = self.window.shard.get(number, 0), np.zeros(WIDTH)
+        shard, total = self.window.shard.get(number, 0), [0.0] * WIDTH
         for one in contributions:
-            total += one.sketch[min(shard, len(one.sketch) - 1)]
+            # Plain numbers: numpy needs longer for three.
+            total = [*map(add, total, one.sketch[min(shard, len(one.sketch) - 1)].tolist())]
         return total
 
-    def equations(self, choose: Choose) -> list[Equation]:
-        found = []
+    def equations(self, choose: Choose) -> Iterator[Equation]:
         for number in self.parameters:
             chosen = choose(number)
             roundings = max(0, sum(one.sums for one in chosen) - 1) + len(self.clips) + _BY_HAND
-            local = self.sketch(number, chosen)
-            found += self._equations(number, self.window.used[number], local, roundings, self.lossy)
-        return found
+            local, used = self.sketch(number, chosen), self.window.used[number].tolist()
+            yield from self._equations(number, used, local, roundings, self.lossy)
 
     def _equations(
-        self, number: int, used: Sketch, local: Sketch, roundings: int = _BY_HAND, lossy: float = 0.0
+        self, number: int, used: list[float], local: list[float], roundings: int = _BY_HAND, lossy: float = 0.0
     ) -> list[Equation]:
         """Equations of the factor between two sketches of a parameter, which differ by these roundings of each element.
         lossy: the roundoff of communication only: a cast, the sum over ranks, a division."""
         elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
-        (*of_used, used_norm), (*of_local, norm) = used.tolist(), local.tolist()
+        (*of_used, used_norm), (*of_local, norm) = used, local
         lost = of_underflow(roundings, self.roundoff, elements)
         spread = of_sum(roundings, self.roundoff, norm) + of_sketch(self.roundoff, norm)
         if lossy:
@@ -339,15 +356,15 @@ class Case:
         """The factor between gradients after and before a change by the script; None if no factor fits.
 
         pairs: parameter, sketch after, sketch before."""
-        equations = [one for number, after, before in pairs for one in self._equations(number, after, before)]
-        factor = solve(equations)
+        known = ((number, after.tolist(), before.tolist()) for number, after, before in pairs)
+        factor = solve(one for of in known for one in self._equations(*of))
         return factor if factor is not None and factor.is_known else None
 
     def hooked(self) -> Factor | None:
         """The factor by which the script's hooks changed all gradients, 1 without hooks; None if no factor fits."""
-        every = [(number, one) for number in self.parameters for one in self.all(number)]
-        if all(one.before is None for _, one in every):
+        if self.together.hooked.isdisjoint(self.parameters):
             return Factor(1.0, 1.0)
+        every = ((number, one) for number in self.parameters for one in self.all(number))
         return self.ratio(
             (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
         )
@@ -380,7 +397,7 @@ class Case:
     # Gradients that a step may have used.
 
     def all(self, number: int) -> list[Contribution]:
-        return [one for _, one in self.by_rank(number)]
+        return self.together.all.get(number, [])
 
     def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
         return self.together.new.get(number, [])

@@ -131,6 +131,8 @@ class Fit:
         """Whether scaled gradients were added to all old, unscaled ones, which are too small to show in the sum. With
         too few numbers, any gradients are a multiple of any others, so these do not count."""
         case, window = self.case, self.case.window
+        if self.scale <= 1.0 or self.found(1.0) is None:
+            return False
         own = {n for n in case.parameters for rank, one in case.old(n) if rank == window.rank and one.is_seen}
-        is_all = self.scale > 1.0 and self.found(1.0) is not None and own == {*case.parameters}
+        is_all = own == {*case.parameters}
         return is_all and case.is_ample and not case.is_changed and case.fits(case.with_old) is not None

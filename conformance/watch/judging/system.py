@@ -94,7 +94,7 @@ def system_of(case: Case) -> System | None:
     if not columns or len(columns) > _MOST_COLUMNS:
         return None
     at = {column: number for number, column in enumerate(columns)}
-    equations = case.equations(case.with_old)
+    equations = [*case.equations(case.with_old)]
     matrix = np.zeros((len(equations), len(columns)))
     for place, column, sketch in terms:
         matrix[2 * place : 2 * place + 2, at[column]] += sketch[:2]
