@@ -44,6 +44,9 @@ class Discarded(Chapter):
     before them. passes: by optimizer and rank, the passes of steps and the cleared ones. calls: call sites of losses
     whose gradients were used. without: by rank and optimizer, the lines that cleared all gradients of a step."""
 
+    fed = (records.Cleared,)
+    followed = (records.Local, records.Cleared)
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
@@ -55,7 +58,8 @@ class Discarded(Chapter):
         self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
-        if isinstance(record, records.Cleared) and record.site is not None:
+        assert isinstance(record, records.Cleared)
+        if record.site is not None:
             for number in record.parameters:
                 if stream.has_pending(number):
                     self._emptied[rank, number] = record.site

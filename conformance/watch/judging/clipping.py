@@ -39,6 +39,8 @@ class Clipping(Chapter):
     waiting: by rank and line, the last call whose gradients no step has used yet, and whether there was a step since.
     shortened: by optimizer and rank, the steps on gradients with a factor below 1."""
 
+    fed = (records.Clipped, records.Stepped, records.Skipped, records.Passed)
+
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
         self._steady = steady

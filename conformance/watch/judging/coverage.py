@@ -59,6 +59,18 @@ class Coverage(OneRank):
     depend on a model. site: the line of the last backward pass. has_gradients: whether any step may have had
     gradients."""
 
+    fed = (records.Clipped, records.Backward, records.Captured, records.Stateless)
+    followed = (
+        records.Optimizer,
+        records.Shared,
+        records.Unheld,
+        records.Local,
+        records.Stepped,
+        records.Passed,
+        records.Behind,
+        records.Stale,
+    )
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)

@@ -39,14 +39,15 @@ class LossScale(Chapter):
     waiting: ranks and optimizers with scaled gradients since the last update on this rank. by_hand: by rank and
     optimizer, hand-written scales."""
 
+    fed = (Updated,)
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: set[tuple[int, int]] = set()
         self._by_hand: dict[tuple[int, int], _ByHand] = defaultdict(_ByHand)
 
     def feed(self, rank: int, record: Record, stream: Stream) -> None:
-        if isinstance(record, Updated):
-            self._waiting = {one for one in self._waiting if one[0] != rank}
+        self._waiting = {one for one in self._waiting if one[0] != rank}
 
     def see(self, window: Window) -> None:
         step = window.step

@@ -87,6 +87,8 @@ class Samples(Chapter):
     rank. are_dealt: these made all batches. batches: a few that all ranks read. steps, alike: steps that average
     gradients, and those where all ranks' gradients are equal."""
 
+    fed = (records.Epoch, records.Entered)
+
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
         self._ranks = ranks
