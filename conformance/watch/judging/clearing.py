@@ -13,7 +13,7 @@ from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.targets import divisors_of, factor_of, kinds, near, weight_of
+from conformance.watch.judging.targets import divisors_of, near, weight_of
 from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
@@ -185,10 +185,10 @@ class _Passes:
         first, factor = passes[0], self.factor
         last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
         evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
-        is_other = evaluation is not None or (first.calls != last.calls and len(kinds([window])) > 1)
+        is_other = evaluation is not None or (first.calls != last.calls and len(window.kinds) > 1)
         if len(passes) == 1:
             self.alone += 1
-            self.factor = factor_of(first) if factor is None else factor
+            self.factor = first.factor if factor is None else factor
         is_more = len(passes) > 1 and all(_are_alike(one, first, factor) for one in passes)
         is_taken = _are_taken(window, passes)
         self.steps, self.taken, self.several = self.steps + 1, self.taken + is_taken, self.several + is_more
@@ -296,7 +296,7 @@ def _since_tries(window: Window) -> dict[int, records.Backward]:
 
 
 def _are_alike(one: records.Backward, other: records.Backward, factor: float | None) -> bool:
-    return one.calls == other.calls and factor is not None and isclose(factor_of(one), factor, rel_tol=1e-6)
+    return one.calls == other.calls and factor is not None and isclose(one.factor, factor, rel_tol=1e-6)
 
 
 def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:

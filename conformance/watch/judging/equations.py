@@ -76,6 +76,11 @@ class Together:
         return [window for window in self.windows if window is not None]
 
     @cached_property
+    def everyone(self) -> frozenset[int]:
+        """The ranks with a window."""
+        return frozenset(window.rank for window in self.here)
+
+    @cached_property
     def new(self) -> dict[int, list[tuple[int, Contribution]]]:
         """By parameter, the gradients of the window, each with its rank."""
         found = defaultdict[int, list[tuple[int, Contribution]]](list)
@@ -88,6 +93,16 @@ class Together:
     def all(self) -> dict[int, list[Contribution]]:
         """The same without the ranks."""
         return {number: [one for _, one in of] for number, of in self.new.items()}
+
+    @cached_property
+    def roundoffs(self) -> dict[int, float]:
+        """By parameter, the roundoff of its coarsest gradient."""
+        return {number: max((one.roundoff for one in of), default=0.0) for number, of in self.all.items()}
+
+    @cached_property
+    def samples(self) -> dict[int, set[int]]:
+        """By parameter, the samples of its gradients."""
+        return {number: {one.sample for one in of} for number, of in self.all.items()}
 
     @cached_property
     def infinite(self) -> set[int]:
@@ -107,7 +122,7 @@ class Together:
     def with_same(self, number: int, rank: int) -> frozenset[int]:
         """The ranks that have the same parameter as this rank, or the same part of it."""
         if number not in self.partitioned:
-            return frozenset(window.rank for window in self.here)
+            return self.everyone
         return self.holders.get(number, {}).get(rank, frozenset((rank,)))
 
     def parts(self, number: int, window: Window) -> list[Window]:
@@ -146,7 +161,7 @@ class Case:
         """The first of the steps that are solved together, and their number."""
         self.roundoff = max(
             ROUNDOFF.get(self.step.dtype, COARSEST),
-            *(one.roundoff for number in parameters for one in self.all(number)),
+            *(together.roundoffs.get(number, 0.0) for number in parameters),
             ROUNDOFF["float64"],
         )
 
@@ -170,8 +185,8 @@ class Case:
     @property
     def is_of_one_sample(self) -> bool:
         """Whether all ranks sampled the same elements of each parameter."""
-        sample = self.window.sample
-        return all(one.sample == sample(number) for number in self.parameters for one in self.all(number))
+        samples = self.together.samples
+        return all(samples.get(number, set()) <= {self.window.sample(number)} for number in self.parameters)
 
     @property
     def independent(self) -> int:
@@ -459,7 +474,7 @@ class Case:
             if one.sample == sample or (is_small and UNREAD not in (one.sample, sample))
         ]
         # A finite step cannot contain non-finite gradients; zeros are cleared gradients.
-        return [(rank, one) for rank, one in left if one.is_finite and one.sketch[..., 2].any()]
+        return [(rank, one) for rank, one in left if one.is_finite and one.is_any]
 
     def with_old(self, number: int) -> list[Contribution]:
         return self.all(number) + [one for _, one in self.old(number)]

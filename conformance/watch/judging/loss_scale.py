@@ -110,9 +110,9 @@ def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
     """Clips of gradients that are unscaled later, and their scale. Excludes limits that are not far below the scale: a
     script may scale the limit like the gradients."""
     last, scale, step = max(window.places), max(window.scales, default=1.0), window.step
-    for at, clip in window.clips:
+    for at, clip in window.clips if scale != 1.0 else ():
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
-        is_unscaled = scale == 1.0 or any(unscaled < at for unscaled, _ in window.unscales)
+        is_unscaled = any(unscaled < at for unscaled, _ in window.unscales)
         # The script may have divided them itself: an average over ranks does not make them so much shorter.
         is_unscaled |= bool(clip.norm) and scale > 1.0 and (clip.norm or 0.0) * sqrt(scale) < _norm(window, clip)
         # Without a recorded unscale, the script divides the gradients itself, before or after the clip.

@@ -78,7 +78,8 @@ class _Leaf:
         self.old, self.new = self._limited(old), []
 
     def empty(self) -> None:
-        self.taken = [*self.taken, *self.new][-_MOST_PENDING:]
+        if self.new:
+            self.taken = [*self.taken, *self.new][-_MOST_PENDING:]
         self.new, self.old, self.since, self.is_long = [], [], 0, False
 
     def was_used(self, sketch: Sketch, at: int) -> int | None:
@@ -91,7 +92,9 @@ class _Leaf:
         return before
 
     def _limited(self, found: list[Contribution]) -> list[Contribution]:
-        self.is_long |= len(found) > _MOST_PENDING
+        if len(found) <= _MOST_PENDING:
+            return found
+        self.is_long = True
         return found[-_MOST_PENDING:]
 
 
@@ -174,7 +177,23 @@ class Stream:
         self.cleared = []
         self._at += 1
         self._log.keep(self._at, record)
+        # The most frequent ones first.
         match record:
+            case records.Local():
+                self._add(record)
+            case records.Entered():
+                self._rows, self._entered = tuple(record.rows) or None, self._at
+            case records.Backward():
+                self._go_backward(record.as_mean())
+            case records.Cleared():
+                self._clear(record.parameters, record.versions, record.site, moved=record.moved)
+            case records.Clipped():
+                if not any(self._leaves[number].new for number in record.parameters):
+                    self._idle.append(self._at)
+            case records.Stepped():
+                yield self._end(record.optimizer, record, record.site)
+            case records.Left():
+                self._begin(record)
             case records.Parameter():
                 self.parameters[record.parameter] = record
             case records.Named():
@@ -191,24 +210,9 @@ class Stream:
                 self._is_wrapped = True
             case records.Unheld():
                 self.unheld = record if record.names else None
-            case records.Entered():
-                self._rows, self._entered = tuple(record.rows) or None, self._at
-            case records.Backward():
-                self._go_backward(record.as_mean())
             case records.Hooks():
                 for hooked, sketch in _sketches(record.parameters, record.sketches).items():
                     self._leaves[hooked].before = sketch
-            case records.Local():
-                self._add(record)
-            case records.Left():
-                self._begin(record)
-            case records.Cleared():
-                self._clear(record.parameters, record.versions, record.site, moved=record.moved)
-            case records.Clipped():
-                if not any(self._leaves[number].new for number in record.parameters):
-                    self._idle.append(self._at)
-            case records.Stepped():
-                yield self._end(record.optimizer, record, record.site)
             case records.Skipped():
                 yield self._end(record.optimizer, None, record.site)
             case records.Passed():
@@ -263,12 +267,17 @@ class Stream:
             leaf.old = []
             if number not in left or not left[number].any():
                 leaf.since = 0
-        self._keep_old(left, record.samples, record.dtype, {*record.changed})
+        self._keep_old(left, record.sketches, record.samples, record.dtype, {*record.changed})
 
     def _keep_old(
-        self, left: Mapping[int, Sketch], samples: list[int], dtype: str, changed: Set[int] = frozenset()
+        self,
+        left: Mapping[int, Sketch],
+        flat: records.Sketches,
+        samples: list[int],
+        dtype: str,
+        changed: Set[int] = frozenset(),
     ) -> None:
-        roundoff, are_finite = ROUNDOFF.get(dtype, COARSEST), bool(np.isfinite([*left.values()]).all())
+        roundoff, are_finite = ROUNDOFF.get(dtype, COARSEST), bool(np.isfinite(flat).all())
         for (number, sketch), which in zip(left.items(), samples or [WHOLE] * len(left), strict=True):
             old = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=number in changed)
             old.is_finite = are_finite or bool(np.isfinite(sketch).all())
@@ -414,7 +423,8 @@ class Stream:
             self.last_used[number] = count
         if step.used and not window.new:
             self._by_hand = self.clock
-        self._keep_old(window.used, [which for which in step.samples if which != UNREAD], step.dtype)
+        read = [which for which in step.samples if which != UNREAD]
+        self._keep_old(window.used, step.gradients, read, step.dtype)
         for number in window.new:
             leaf = self._leaves[number]
             leaf.new, leaf.is_long = [], False

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.equations import AMPLE, Case
-from conformance.watch.judging.targets import kinds, weigh_alike
+from conformance.watch.judging.targets import weigh_alike
 from conformance.watch.judging.windows import Pass, Sketch
 
 Column: TypeAlias = tuple[int, int, bool]
@@ -226,7 +226,7 @@ class Shares:
         in the loss, and so in the computed gradients."""
         passes = self.case.window.passes
         counts = {one.targets or one.summed for one in passes}
-        if len(kinds([self.case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+        if len(self.case.window.kinds) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
             return False
         number, ranks = len(passes), self.case.together.ranks
         patterns = [[number - place for place in range(number)]]
