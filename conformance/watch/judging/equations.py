@@ -335,24 +335,25 @@ class Case:
     def equations(self, choose: Choose) -> Iterator[Equation]:
         for number in self.parameters:
             chosen = choose(number)
-            roundings = max(0, sum(one.sums for one in chosen) - 1) + len(self.clips) + _BY_HAND
+            roundings = max(0, sum([one.sums for one in chosen]) - 1) + len(self.clips) + _BY_HAND
             local, used = self.sketch(number, chosen), self.window.used[number].tolist()
             yield from self._equations(number, used, local, roundings, self.lossy)
 
     def _equations(
         self, number: int, used: list[float], local: list[float], roundings: int = _BY_HAND, lossy: float = 0.0
-    ) -> list[Equation]:
+    ) -> tuple[Equation, Equation]:
         """Equations of the factor between two sketches of a parameter, which differ by these roundings of each element.
         lossy: the roundoff of communication only: a cast, the sum over ranks, a division."""
         elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
-        (*of_used, used_norm), (*of_local, norm) = used, local
+        (used_one, used_other, used_norm), (one, other, norm) = used, local
         lost = of_underflow(roundings, self.roundoff, elements)
         spread = of_sum(roundings, self.roundoff, norm) + of_sketch(self.roundoff, norm)
         if lossy:
             lost += of_underflow(on_the_way, lossy, elements)
             spread += of_sum(on_the_way, lossy, norm)
         slack = of_sketch(self.roundoff, abs(used_norm)) + lost
-        return [Equation(*both, slack, spread + lost) for both in zip(of_used, of_local, strict=True)]
+        spread += lost
+        return Equation(used_one, one, slack, spread), Equation(used_other, other, slack, spread)
 
     def fits(self, choose: Choose) -> Factor | None:
         """The factor between the used gradients and the sum of these contributions; None if none fits."""

@@ -109,8 +109,10 @@ class _ByHand:
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
     """Clips of gradients that are unscaled later, and their scale. Excludes limits that are not far below the scale: a
     script may scale the limit like the gradients."""
-    last, scale, step = max(window.places), max(window.scales, default=1.0), window.step
-    for at, clip in window.clips if scale != 1.0 else ():
+    if (scale := max(window.scales, default=1.0)) == 1.0:
+        return
+    last, step = max(window.places), window.step
+    for at, clip in window.clips:
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
         is_unscaled = any(unscaled < at for unscaled, _ in window.unscales)
         # The script may have divided them itself: an average over ranks does not make them so much shorter.
@@ -234,8 +236,8 @@ class Finite(Chapter):
         rate = max((rate for rate in window.step.rates if rate is not None), default=0.0)
         of.rates = (of.rates[0] or rate, rate) if of.rates is not None and rate > of.rates[1] else None
         infinite = {number for number, sketch in window.used.items() if not isfinite(sketch[2])}
-        restored = self._restored[window.rank]
-        restored.update(restored.keys() & window.used.keys() - infinite)
+        if restored := self._restored[window.rank]:
+            restored.update(restored.keys() & window.used.keys() - infinite)
         if not infinite or window.step.found_inf:
             return
         if window.step.is_own:

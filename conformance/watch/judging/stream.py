@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -101,13 +101,15 @@ class _Leaf:
 @dataclass(slots=True)
 class _Optimizer:
     """An optimizer. made: the number of backward passes before. tries: steps and skips. last, earlier: the ends of its
-    last two windows."""
+    last two windows. parameters: of its last window. known: what is known of these, as fields of a window."""
 
     key: Key
     made: int
     tries: int = 0
     last: int = 0
     earlier: int = 0
+    parameters: list[int] | None = None
+    known: dict[str, Any] = field(default_factory=dict)
 
     def end(self, at: int) -> None:
         self.tries, self.earlier, self.last = self.tries + 1, self.last, at
@@ -172,8 +174,8 @@ class Stream:
     def has(self, key: Key) -> bool:
         return key.number < self._alike.get((key.type, key.shapes), 0)
 
-    def feed(self, record: records.Record) -> Iterator[Window]:
-        """Takes a record. Yields the window that it ends, if it is a step or skip."""
+    def feed(self, record: records.Record) -> tuple[Window, ...]:
+        """Takes a record. Returns the window that it ends, if it is a step or skip."""
         self.cleared = []
         self._at += 1
         self._log.keep(self._at, record)
@@ -191,14 +193,16 @@ class Stream:
                 if not any(self._leaves[number].new for number in record.parameters):
                     self._idle.append(self._at)
             case records.Stepped():
-                yield self._end(record.optimizer, record, record.site)
+                return (self._end(record.optimizer, record, record.site),)
             case records.Left():
                 self._begin(record)
             case records.Parameter():
                 self.parameters[record.parameter] = record
+                self._forget_known()
             case records.Named():
                 for number, name in record.names.items():
                     self.parameters[int(number)].name = name
+                self._forget_known()
             case records.Optimizer():
                 self._make(record)
             case records.Masters():
@@ -214,11 +218,12 @@ class Stream:
                 for hooked, sketch in _sketches(record.parameters, record.sketches).items():
                     self._leaves[hooked].before = sketch
             case records.Skipped():
-                yield self._end(record.optimizer, None, record.site)
+                return (self._end(record.optimizer, None, record.site),)
             case records.Passed():
                 self._pass(record.optimizer)
             case records.Rejoined():
                 self.era += 1
+        return ()
 
     def end(self) -> tuple[Window, ...]:
         """No window: a last one without a step does not count."""
@@ -341,7 +346,6 @@ class Stream:
         of = self._optimizers[optimizer]
         parameters = self._left_out(optimizer) if step is None else step.parameters
         leaves = {number: self._leaves[number] for number in parameters}
-        known = {number: self.parameters[number] for number in parameters if number in self.parameters}
         new = {number: leaf.new for number, leaf in leaves.items() if leaf.new}
         old = {number: leaf.old for number, leaf in leaves.items() if leaf.old}
         calls, concerned = self._log.since(of.last), set(parameters)
@@ -367,10 +371,6 @@ class Stream:
             is_computed=bool(self.ever & concerned),
             is_made_last=0 < self.clock == of.made,
             captured=bool(calls.of(records.Captured, lambda one: not concerned.isdisjoint(one.parameters))),
-            shards={number: one.shards for number, one in known.items()},
-            shard={number: one.shard for number, one in known.items()},
-            sizes={number: prod(one.shape) for number, one in known.items()},
-            names={number: _name(one) for number, one in known.items()},
             moments=moments,
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
@@ -380,11 +380,29 @@ class Stream:
             of_others={n for n in old if leaves[n].user not in (optimizer, None) and leaves[n].since > of.last},
             is_long=any(leaves[number].is_long for number in new),
             is_wrapped=self._is_wrapped,
+            **self._known(of, parameters),
             **self._of_passes(new),
         )
         taken = {number: [*leaf.taken, *leaf.new] for number, leaf in leaves.items() if leaf.taken}
         window.with_taken = replace(window, **self._of_passes({**new, **taken})) if taken else None
         return window
+
+    def _known(self, of: _Optimizer, parameters: list[int]) -> dict[str, Any]:
+        """The fields of a window with what is known of its parameters: in most steps, the same as in the last one."""
+        if of.parameters != parameters:
+            known = {number: self.parameters[number] for number in parameters if number in self.parameters}
+            of.parameters = parameters
+            of.known = {
+                "shards": {number: one.shards for number, one in known.items()},
+                "shard": {number: one.shard for number, one in known.items()},
+                "sizes": {number: prod(one.shape) for number, one in known.items()},
+                "names": {number: _name(one) for number, one in known.items()},
+            }
+        return of.known
+
+    def _forget_known(self) -> None:
+        for of in self._optimizers.values():
+            of.parameters = None
 
     def _of_passes(self, new: dict[int, list[Contribution]]) -> dict[str, Any]:
         """The fields of a window with these gradients."""
@@ -415,8 +433,9 @@ class Stream:
             before = self._leaves[number].was_used(sketch, self._at)
             if before is not None:
                 window.again[number] = before
+        holder = str(optimizer)
         for number in step.parameters:
-            self._leaves[number].holders.add(str(optimizer))
+            self._leaves[number].holders.add(holder)
         for number in step.used:
             leaf = self._leaves[number]
             leaf.user, leaf.stepped = optimizer, self._at
