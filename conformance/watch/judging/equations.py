@@ -97,7 +97,7 @@ class Together:
     @cached_property
     def roundoffs(self) -> dict[int, float]:
         """By parameter, the roundoff of its coarsest gradient."""
-        return {number: max((one.roundoff for one in of), default=0.0) for number, of in self.all.items()}
+        return {number: max({one.roundoff for one in of}, default=0.0) for number, of in self.all.items()}
 
     @cached_property
     def samples(self) -> dict[int, set[int]]:
@@ -107,12 +107,12 @@ class Together:
     @cached_property
     def infinite(self) -> set[int]:
         """The parameters with a gradient that is not finite."""
-        return {number for number, of in self.all.items() if not all(one.is_finite for one in of)}
+        return {number for number, of in self.all.items() for one in of if not one.is_finite}
 
     @cached_property
     def hooked(self) -> set[int]:
         """The parameters with a gradient that hooks of the script may have changed."""
-        return {number for number, of in self.all.items() if any(one.before is not None for one in of)}
+        return {number for number, of in self.all.items() for one in of if one.before is not None}
 
     @property
     def over(self) -> int:
@@ -297,7 +297,8 @@ class Case:
     @property
     def overflows(self) -> list[int]:
         """Parameters with a gradient that is not finite."""
-        return [number for number in self.parameters if number in self.together.infinite]
+        infinite = self.together.infinite
+        return [number for number in self.parameters if number in infinite] if infinite else []
 
     def of(self, parameters: list[int]) -> Case:
         """The case of a subset of the parameters."""

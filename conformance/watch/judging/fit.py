@@ -122,7 +122,7 @@ class Fit:
         together. None if they make it no longer."""
         case = self.case
         used = hypot(*(float(case.window.used[number][2]) for number in case.parameters))
-        new = hypot(*(sum(float(one.sketch[..., 2].sum()) for one in case.all(n)) for n in case.parameters))
+        new = hypot(*(sum(one.norm for one in case.all(n)) for n in case.parameters))
         own = self.kappa.middle * new
         return said("times-as-long", times=used / own) if 0 < own < used else None
 

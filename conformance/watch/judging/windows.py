@@ -47,6 +47,11 @@ class Contribution:
         return bool(self.sketch[..., 2].any())
 
     @property
+    def norm(self) -> float:
+        """The norm, or the sum of the norms of its shards."""
+        return float(self.sketch[0, 2] if len(self.sketch) == 1 else self.sketch[..., 2].sum())
+
+    @property
     def is_seen(self) -> bool:
         """Whether it was read from `.grad`, as a total. Otherwise it may have been cleared by hand."""
         return self.backward < 0
@@ -230,7 +235,12 @@ class Window:
         """The numbers of the calls that clipped a parameter's gradient. Calls before its first gradient clipped others,
         which another optimizer used."""
         came = min((one.at for one in self.new.get(number, [])), default=0)
-        return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
+        return tuple(n for n, (at, _) in enumerate(self.clips) if at > came and number in self._of_clips[n])
+
+    @cached_property
+    def _of_clips(self) -> list[set[int]]:
+        """The parameters of each clip call."""
+        return [{*clip.parameters} for _, clip in self.clips]
 
     def sample(self, number: int) -> int:
         """The sampled elements of a parameter."""
