@@ -182,10 +182,7 @@ def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard 
     if not are_many or not all(kept[index] for index in own) or len(tensors) == len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(tensors)])
-    text = (
-        f"after the step of window {expected.window}, {names} have the weights from before it; all other parameters "
-        "are correct"
-    )
+    text = f"the step of window {expected.window} leaves {names} as before; all other parameters are correct"
     advice = "step each parameter, and broadcast it from the rank that steps it"
     return guard(PARAMETERS, "stepped", text, f"{names} unchanged", "steps undone", advice=advice)
 

@@ -8,7 +8,8 @@ whole tensors. `within` is the number of the running backward pass if a call com
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isclose
+from functools import cached_property
+from math import isclose, prod
 from typing import Any, TypeAlias
 
 from typing_extensions import dataclass_transform
@@ -147,6 +148,11 @@ class Backward(Record):
     value: float | None = None  # of the loss, with all factors; None if it is not one number
     weighs: bool = False  # the summed losses have different factors, so a divisor does not make their mean
     exchanged: int = 0  # floats in collectives since the last backward pass or step; 0 if they averaged the loss itself
+
+    @cached_property
+    def factor(self) -> float:
+        """The factor of the loss, without the loss scale."""
+        return prod(self.factors) / (self.scale or 1.0)
 
     def as_mean(self) -> Backward:
         """A sum that is divided by its own number of targets, as the mean that it is; it keeps `summed`. A number that

@@ -1,11 +1,15 @@
 """Findings in synthetic streams with gradients that are stale, scaled, clipped or not finite."""
 
+import inspect
 import math
+import re
 
 import pytest
 
 from conformance.watch import records
+from conformance.watch.judging.chapter import Chapter, OneRank
 from conformance.watch.judging.findings import said
+from conformance.watch.judging.replicas import Models
 from conformance.watch.judging.watch_judge import judged
 from conformance.watch.verdict import verdict
 
@@ -24,6 +28,13 @@ def infinite(tensors):
 
 def test_nothing_seen_is_undecided():
     assert verdict(Script().findings()) == "UNDECIDED"
+
+
+@pytest.mark.parametrize("chapter", [Models, *Chapter.__subclasses__(), *OneRank.__subclasses__()])
+def test_a_chapter_gets_all_records_that_it_names(chapter):
+    for method, kinds in (("feed", chapter.fed), ("follow", getattr(chapter, "followed", ()))):
+        source = inspect.getsource(getattr(chapter, method)) if hasattr(chapter, method) else ""
+        assert {*re.findall(r"records\.(\w+)", source)} - {"Record"} <= {kind.__name__ for kind in kinds}
 
 
 def test_steps_are_counted_by_rank():

@@ -136,6 +136,8 @@ def _gradients(together: Together, here: list[Window], findings: Findings) -> No
 def _is_equal_but_its_gradient(one: Window, other: Window, number: int) -> bool:
     if any(number not in of for of in (one.weights, other.weights, other.used)):
         return False
+    if one.used[number].tobytes() == other.used[number].tobytes():
+        return False
     if one.sample(number) != other.sample(number) or _share(other.weights, one.weights, [number]) > _ROUNDED:
         return False
     used = one.used[number], other.used[number]
@@ -163,15 +165,15 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
         number
         for number in first.weights
         if first.shards.get(number, 1) == 1
-        and not all(np.array_equal(one.weights[number], of[number], equal_nan=True) for one, of in expected)
+        and not all(_are_equal(one.weights[number], of[number]) for one, of in expected)
     ]
-    # NaN stays NaN, unlike with `max`.
-    share = float(np.max([_share(window.weights, of, apart) for window, of in expected]))
-    if apart and share <= _ROUNDED:
-        # For example, each rank perturbs its weights and restores them.
-        findings.leave_open(said("agreement.rounding"), step=first.index)
-        return
     if apart:
+        # NaN stays NaN, unlike with `max`.
+        share = float(np.max([_share(window.weights, of, apart) for window, of in expected]))
+        if share <= _ROUNDED:
+            # For example, each rank perturbs its weights and restores them.
+            findings.leave_open(said("agreement.rounding"), step=first.index)
+            return
         says = said(
             "weights-differ", apart=len(apart), all=len(first.weights), step=first.index, names=first.named(apart)
         )
@@ -181,6 +183,11 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
         findings.add(found)
     elif first.weights:
         findings.seen[Property.AGREEMENT] += len(here)
+
+
+def _are_equal(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether weights are equal; NaN equals itself."""
+    return one == other or np.array_equal(one, other, equal_nan=True)
 
 
 def _first_with(together: Together, window: Window, number: int) -> Window:

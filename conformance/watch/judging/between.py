@@ -38,6 +38,8 @@ class _Mixed:
             return
         here, before = {window.rank: window for window in together.here}, {one.rank: one for one in last.here}
         after = {rank: _after(window) for rank, window in before.items()}
+        if not all(after.values()):
+            return
         first = together.here[0]
         apart = {n for n in first.weights if len({_bytes(of, n) for of in after.values()}) > 1}
         are_known = before.keys() == here.keys() and all(apart <= of.keys() for of in after.values())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from conformance.watch import records
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Findings
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.windows import Window
+
+Kinds: TypeAlias = tuple[type[records.Record], ...]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,12 @@ class End:
 
 
 class Chapter:
-    """Rules for processes that train together. Every method does nothing by default."""
+    """Rules for processes that train together. Every method does nothing by default.
+
+    fed, followed: the kinds of records that `feed` and `follow` take."""
+
+    fed: Kinds = ()
+    followed: Kinds = ()
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -63,8 +71,9 @@ class OneRank(Chapter):
 class OfEachRank(Chapter):
     """Hands each rank's events to a separate chapter."""
 
-    def __init__(self, findings: Findings, make: Callable[[Findings], OneRank]) -> None:
+    def __init__(self, findings: Findings, make: type[OneRank]) -> None:
         super().__init__(findings)
+        self.fed, self.followed = make.fed, make.followed
         self._of: dict[int, OneRank] = defaultdict(lambda: make(findings))
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:

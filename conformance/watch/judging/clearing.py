@@ -13,7 +13,7 @@ from conformance.watch.judging.chapter import Chapter, End
 from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.targets import divisors_of, factor_of, kinds, near, weight_of
+from conformance.watch.judging.targets import divisors_of, near, weight_of
 from conformance.watch.judging.windows import Cleared, Window
 
 _SEVERAL = 2
@@ -44,6 +44,9 @@ class Discarded(Chapter):
     before them. passes: by optimizer and rank, the passes of steps and the cleared ones. calls: call sites of losses
     whose gradients were used. without: by rank and optimizer, the lines that cleared all gradients of a step."""
 
+    fed = (records.Cleared,)
+    followed = (records.Local, records.Cleared)
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: dict[int, list[Cleared]] = defaultdict(list)
@@ -55,7 +58,8 @@ class Discarded(Chapter):
         self._without: dict[tuple[int, int | None], list[records.Site]] = defaultdict(list)
 
     def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
-        if isinstance(record, records.Cleared) and record.site is not None:
+        assert isinstance(record, records.Cleared)
+        if record.site is not None:
             for number in record.parameters:
                 if stream.has_pending(number):
                     self._emptied[rank, number] = record.site
@@ -181,10 +185,10 @@ class _Passes:
         first, factor = passes[0], self.factor
         last = next((one for one in reversed(passes) if not one.evaluates), passes[-1])
         evaluation = next((one for one in passes if one.evaluates != last.evaluates), None)
-        is_other = evaluation is not None or (first.calls != last.calls and len(kinds([window])) > 1)
+        is_other = evaluation is not None or (first.calls != last.calls and len(window.kinds) > 1)
         if len(passes) == 1:
             self.alone += 1
-            self.factor = factor_of(first) if factor is None else factor
+            self.factor = first.factor if factor is None else factor
         is_more = len(passes) > 1 and all(_are_alike(one, first, factor) for one in passes)
         is_taken = _are_taken(window, passes)
         self.steps, self.taken, self.several = self.steps + 1, self.taken + is_taken, self.several + is_more
@@ -292,7 +296,7 @@ def _since_tries(window: Window) -> dict[int, records.Backward]:
 
 
 def _are_alike(one: records.Backward, other: records.Backward, factor: float | None) -> bool:
-    return one.calls == other.calls and factor is not None and isclose(factor_of(one), factor, rel_tol=1e-6)
+    return one.calls == other.calls and factor is not None and isclose(one.factor, factor, rel_tol=1e-6)
 
 
 def _are_taken(window: Window, passes: Sequence[records.Backward]) -> bool:

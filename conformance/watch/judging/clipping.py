@@ -15,7 +15,6 @@ from conformance.watch.judging.loss_scale import is_literal, is_unscaled_last
 from conformance.watch.judging.many_steps import Steady
 from conformance.watch.judging.properties import FACTS, Property
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.targets import kinds
 from conformance.watch.judging.windows import Contribution, Window, factor_of
 from conformance.watch.records import Clipped
 from conformance.watch.sizes import WHOLE
@@ -38,6 +37,8 @@ class Clipping(Chapter):
 
     waiting: by rank and line, the last call whose gradients no step has used yet, and whether there was a step since.
     shortened: by optimizer and rank, the steps on gradients with a factor below 1."""
+
+    fed = (records.Clipped, records.Stepped, records.Skipped, records.Passed)
 
     def __init__(self, findings: Findings, steady: Steady) -> None:
         super().__init__(findings)
@@ -197,7 +198,7 @@ def _before_the_pass(window: Window) -> Iterator[Clipped]:
         # A script that clips all its models at every step also clips these after their backward pass.
         is_in_time = any(at > last and _are_of(clip, one.parameters) for at, one in window.clips)
         # A gradient that the script assigned by hand is still there when the next one is added.
-        is_kept = any(one.sketch[..., 2].any() for number in clip.parameters for one in window.old.get(number, []))
+        is_kept = any(one.is_any for number in clip.parameters for one in window.old.get(number, []))
         if isfinite(clip.limit) and not is_in_time and not is_kept:
             yield clip
 
@@ -233,8 +234,7 @@ def _between(window: Window, clip: Clipped) -> Finding:
 def _held_between(window: Window, at: int, clip: Clipped) -> list[int]:
     """The clipped parameters for which the call came between two gradients of one loss."""
     # A penalty that comes last is another loss, which may intentionally stay unclipped.
-    is_one = len(kinds([window])) == 1
-    if not is_one and not _calls(window, at, later=False) & _calls(window, at, later=True):
+    if len(window.kinds) != 1 and not _calls(window, at, later=False) & _calls(window, at, later=True):
         return []
     # Other parameters, such as those of a critic, may be clipped separately.
     passes = {number: window.new.get(number, []) for number in clip.parameters}

@@ -8,6 +8,8 @@ a multiple of its output.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
+from math import isfinite
 
 import numpy as np
 
@@ -34,11 +36,11 @@ def _step(together: Together, window: Window, findings: Findings) -> set[Shown] 
     step = window.step
     if step is None or step.found_inf or (step.used and not window.used):
         return None
-    if not np.isfinite([*window.weights.values()]).all():
+    if not all(map(isfinite, chain(*window.weights.values()))):
         return _open(window, findings, "changed.weights")
     if not step.used:
         return _without_gradients(window, findings)
-    if not np.isfinite([*window.used.values()]).all():
+    if not all(map(isfinite, chain(*(sketch.tolist() for sketch in window.used.values())))):
         # `loss_scale.py` reports it.
         findings.idle["idle.not-finite"] += 1
         return None
@@ -69,11 +71,12 @@ def _gradients(together: Together, window: Window, findings: Findings) -> set[Sh
     if not shows:
         # Intended for an average over perturbed weights. A bug in a closure that an optimizer of torch calls at several
         # weights, because it must clear the gradients of the previous call.
-        if window.saw_several_weights and step.closure and not step.is_own:
+        saw_several = window.saw_several_weights
+        if saw_several and step.closure and not step.is_own:
             found = Finding.of(window, "watch/cleared", said("not-cleared-in-closure"))
             findings.add(found)
             return {found.shows}
-        if window.saw_several_weights:
+        if saw_several:
             _open(window, findings, "clearing.several-weights")
         if window.is_late:
             _open(window, findings, "clearing.late")

@@ -59,6 +59,18 @@ class Coverage(OneRank):
     depend on a model. site: the line of the last backward pass. has_gradients: whether any step may have had
     gradients."""
 
+    fed = (records.Clipped, records.Backward, records.Captured, records.Stateless)
+    followed = (
+        records.Optimizer,
+        records.Shared,
+        records.Unheld,
+        records.Local,
+        records.Stepped,
+        records.Passed,
+        records.Behind,
+        records.Stale,
+    )
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)
@@ -116,13 +128,11 @@ class Coverage(OneRank):
             of.sites |= {str(window.site)} if is_early or of.sites else set()
             of.first = of.first or window.site
             of.unheld = self._unheld if step.used else of.unheld
-            of.moved |= {n for n, passes in window.new.items() if any(one.sketch[..., 2].any() for one in passes)}
-            of.moved |= {number for number, sketch in window.used.items() if sketch[2]}
+            still = [n for n in window.used.keys() | window.new.keys() if n not in of.moved]
+            of.moved |= {n for n in still if window.moves(n)}
             # A rank may have an empty shard of a parameter.
-            whole = {
-                n for n in window.used.keys() & window.new.keys() if window.is_whole(n) and window.shards.get(n, 1) == 1
-            }
-            of.zeros.update(whole - of.moved)
+            still = [n for n in still if n not in of.moved and n in window.used and n in window.new]
+            of.zeros.update(n for n in still if window.is_whole(n) and window.shards.get(n, 1) == 1)
             self._frozen = (self._frozen - {*step.parameters}) | {*step.frozen}
             self._has_gradients |= bool(step.used) or step.moved or step.closure
 

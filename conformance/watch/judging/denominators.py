@@ -20,7 +20,6 @@ from conformance.watch.judging.targets import (
     are_alike,
     are_batches,
     divisors_of,
-    factor_of,
     is_mean,
     is_mean_of_all,
     is_of_all_ranks,
@@ -78,20 +77,23 @@ class Losses(Chapter):
 
     def _count_sums(self, together: Together) -> None:
         # A made-up batch counts as 0.
-        passes = [one for one in passes_of(together.here) if factor_of(one)]
-        total = total_of(together, together.here)
+        passes = [one for one in passes_of(together.here) if one.factor]
         are_sums = all(one.summed for one in passes) or _are_weighted_by_targets(passes)
-        if total is not None and are_sums and len(kinds(together.here)) == 1 and not together.is_joined:
+        if not are_sums or len(kinds(together.here)) != 1 or together.is_joined:
+            return
+        if (total := total_of(together, together.here)) is not None:
             self._sums[together.here[0].optimizer].take(total, 1 / of_one_target(passes[0]))
 
     def _judge_joined(self, together: Together) -> None:
         """Judges the factor with which ranks make up for those without data: once the average, or the loss, has it, the
         total weight is 1. Not if all ranks have another total: then the script multiplies its loss."""
+        if not together.is_joined:
+            return
         here, total = together.here, total_of(together, together.here)
         optimizer, times = here[0].optimizer, together.ranks / len(here)
-        if together.is_joined and times == 1 and not near(total, 1):
+        if times == 1 and not near(total, 1):
             self._other_totals.add(optimizer)
-        elif together.is_joined and times > 1 and near(total, times) and optimizer not in self._other_totals:
+        elif times > 1 and near(total, times) and optimizer not in self._other_totals:
             says = said("joined-twice", left=len(here), ranks=together.ranks)
             for window in here:
                 self._steady.feed([(window.rank, _Wrong("watch/averaged-once", says, times).of(window), False)], here)
@@ -115,7 +117,7 @@ class Losses(Chapter):
                 self._findings.leave_open(one.fact, step=finding.step, site=finding.site)
         if kappa == 1 < together.ranks and is_one and all(map(is_mean, passes_of(here))) and not is_of_all_ranks(here):
             # Not if the script just adds as many losses as there are ranks.
-            is_multiplied = not all(near(factor_of(one), 1) for one in passes_of(here))
+            is_multiplied = not all(near(one.factor, 1) for one in passes_of(here))
             are_times = is_multiplied and near(total_of(together, here), together.ranks)
             self._times_ranks[here[0].optimizer][are_times] += 1
 
@@ -191,20 +193,21 @@ def _of_ranks(together: Together, kappa: float) -> Iterator[_Wrong]:
     here, ranks = together.here, together.ranks
     if ranks == 1 or together.is_joined or is_of_all_ranks(here):
         return
+    are_means = near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here)
     # Gradients that were not cleared may be as long as the new ones.
-    are_old = any(one.sketch[..., 2].any() for window in here for of in window.old.values() for one in of)
-    if not are_old and near(kappa, ranks) and all(near(weight_of(window), 1) for window in here) and may_be_one(here):
+    if are_means and not any(one.is_any for window in here for of in window.old.values() for one in of):
         fact = said("ranks.sum", ranks=ranks)
         yield _Wrong("watch/means-averaged", said("ranks.means-added"), ranks, fact)
+    if near(total_by_count(together, kappa), 1 / ranks):
+        yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
+        return
     passes = passes_of(here)
     everything = sum(map(targets_of, passes))
     # With equal counts on the ranks, the divisor might be each rank's own count times a factor in the script. Half of a
     # loss may be intended, but not through a single number that equals the number of targets.
     are_bare = all(targets_of(one) and _numbers_besides_targets(one) <= 1 for one in passes)
     are_apart = len({sum(map(targets_of, window.passes)) for window in here}) > 1
-    if near(total_by_count(together, kappa), 1 / ranks):
-        yield _Wrong("watch/averaged-once", said("ranks.divided-by-count"), 1 / ranks)
-    elif kappa == 1 and are_bare and are_apart and all(near(of_one_target(one) * everything, 1) for one in passes):
+    if kappa == 1 and are_apart and are_bare and all(near(of_one_target(one) * everything, 1) for one in passes):
         yield _Wrong("watch/averaged-once", said("divided-by-all-and-averaged", targets=everything), 1 / ranks)
 
 
@@ -325,7 +328,7 @@ class _Lengths:
         number, numbers = len(passes), _numbers(passes)
         # A micro-batch may have several losses, each on its own line.
         of_lines = {*Counter(one.calls for one in passes).values()}
-        is_shared = len(of_lines) == 1 and not are_batches(passes) and len(window.fed) <= min(of_lines)
+        is_shared = len(of_lines) == 1 and len(window.fed) <= min(of_lines) and not are_batches(passes)
         self.has_lines |= is_shared and number not in numbers and of_lines <= numbers
         number = min(of_lines) if is_shared and self.has_lines else number
         self.windows, self.last = self.windows + 1, window.index
@@ -376,7 +379,7 @@ class _Lengths:
 def _numbers(passes: Sequence[records.Backward]) -> set[int]:
     """The number of micro-batches according to the losses: 1 over their common factor, or their last divisor if the
     others may be a part of the loss. Made-up batches, with a factor of 0, do not count."""
-    factors = [factor for one in passes if (factor := factor_of(one))]
+    factors = [factor for one in passes if (factor := one.factor)]
     if not factors or min(factors) < 0 or not are_alike(factors):
         return set()
     divisors = divisors_of(passes[0])
@@ -389,7 +392,7 @@ def _numbers(passes: Sequence[records.Backward]) -> set[int]:
 def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
     """Whether some of a loader's micro-batches are divided by the number of passes and others are not. Losses of other
     data, such as data without labels, may intentionally differ."""
-    factors = [abs(factor_of(one)) for one in passes]
+    factors = [abs(one.factor) for one in passes]
     if any(one.batches != 1 for one in passes) or len({one.loader for one in passes}) > 1 or not all(factors):
         return False
     times = [factor / min(factors) for factor in factors]
@@ -398,7 +401,7 @@ def _are_divided_partly(passes: Collection[records.Backward]) -> bool:
 
 def _are_means_of_their_own(passes: Collection[records.Backward]) -> bool:
     """Whether each is a sum with its own, single divisor, such as the sum of its sample weights."""
-    divisors = [divisor for one in passes for divisor in one.divisors if near(factor_of(one) * divisor, 1)]
+    divisors = [divisor for one in passes for divisor in one.divisors if near(one.factor * divisor, 1)]
     return len(passes) == len(divisors) == len({*divisors}) and all(one.of_any for one in passes)
 
 
@@ -410,7 +413,7 @@ def _are_added_up(passes: Collection[records.Backward]) -> bool:
     if not are_batches(passes) or any((one.summed and not one.targets) or one.is_hidden for one in passes):
         return False
     number = len(passes)
-    factors = [factor for one in passes for factor in (*one.factors, factor_of(one))]
+    factors = [factor for one in passes for factor in (*one.factors, one.factor)]
     divisors = [divisor for one in passes for divisor in (*one.divisors, *one.of_terms)]
     are_multiples = any(isclose(one / number, round(one / number)) for one in divisors if one > 1)
     return not are_multiples and not any(near(factor * number, 1) for factor in factors)

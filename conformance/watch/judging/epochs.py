@@ -133,6 +133,8 @@ class Epochs(Chapter):
     samplers: by rank, those with epochs. passes: the number of backward passes with and without their batches. dealt:
     the parts of each sampler, by rank."""
 
+    fed = (records.Optimizer, records.Backward, records.Epoch, records.First, records.Entered)
+
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
         self._ranks = ranks

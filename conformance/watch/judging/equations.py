@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod, sqrt
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,11 @@ class Together:
         return [window for window in self.windows if window is not None]
 
     @cached_property
+    def everyone(self) -> frozenset[int]:
+        """The ranks with a window."""
+        return frozenset(window.rank for window in self.here)
+
+    @cached_property
     def new(self) -> dict[int, list[tuple[int, Contribution]]]:
         """By parameter, the gradients of the window, each with its rank."""
         found = defaultdict[int, list[tuple[int, Contribution]]](list)
@@ -82,6 +88,31 @@ class Together:
             for number, contributions in window.new.items():
                 found[number] += [(window.rank, one) for one in contributions]
         return dict(found)
+
+    @cached_property
+    def all(self) -> dict[int, list[Contribution]]:
+        """The same without the ranks."""
+        return {number: [one for _, one in of] for number, of in self.new.items()}
+
+    @cached_property
+    def roundoffs(self) -> dict[int, float]:
+        """By parameter, the roundoff of its coarsest gradient."""
+        return {number: max({one.roundoff for one in of}, default=0.0) for number, of in self.all.items()}
+
+    @cached_property
+    def samples(self) -> dict[int, set[int]]:
+        """By parameter, the samples of its gradients."""
+        return {number: {one.sample for one in of} for number, of in self.all.items()}
+
+    @cached_property
+    def infinite(self) -> set[int]:
+        """The parameters with a gradient that is not finite."""
+        return {number for number, of in self.all.items() for one in of if not one.is_finite}
+
+    @cached_property
+    def hooked(self) -> set[int]:
+        """The parameters with a gradient that hooks of the script may have changed."""
+        return {number for number, of in self.all.items() for one in of if one.before is not None}
 
     @property
     def over(self) -> int:
@@ -91,7 +122,7 @@ class Together:
     def with_same(self, number: int, rank: int) -> frozenset[int]:
         """The ranks that have the same parameter as this rank, or the same part of it."""
         if number not in self.partitioned:
-            return frozenset(window.rank for window in self.here)
+            return self.everyone
         return self.holders.get(number, {}).get(rank, frozenset((rank,)))
 
     def parts(self, number: int, window: Window) -> list[Window]:
@@ -130,7 +161,7 @@ class Case:
         """The first of the steps that are solved together, and their number."""
         self.roundoff = max(
             ROUNDOFF.get(self.step.dtype, COARSEST),
-            *(one.roundoff for other in together.here for p in parameters for one in other.new.get(p, [])),
+            *(together.roundoffs.get(number, 0.0) for number in parameters),
             ROUNDOFF["float64"],
         )
 
@@ -154,8 +185,8 @@ class Case:
     @property
     def is_of_one_sample(self) -> bool:
         """Whether all ranks sampled the same elements of each parameter."""
-        sample = self.window.sample
-        return all(one.sample == sample(number) for number in self.parameters for one in self.all(number))
+        samples = self.together.samples
+        return all(samples.get(number, set()) <= {self.window.sample(number)} for number in self.parameters)
 
     @property
     def independent(self) -> int:
@@ -188,7 +219,7 @@ class Case:
     def is_any_computed(self) -> bool:
         """Whether the ranks computed gradients whose sum is not zero."""
         sums = (self.sketch(number, self.all(number)) for number in self.parameters)
-        return bool(self.clipped) and any(one[:2].any() for one in sums)
+        return bool(self.clipped) and any(first or second for first, second, _ in sums)
 
     @property
     def parts(self) -> list[int]:
@@ -266,7 +297,8 @@ class Case:
     @property
     def overflows(self) -> list[int]:
         """Parameters with a gradient that is not finite."""
-        return [number for number in self.parameters if not all(one.is_finite for one in self.all(number))]
+        infinite = self.together.infinite
+        return [number for number in self.parameters if number in infinite] if infinite else []
 
     def of(self, parameters: list[int]) -> Case:
         """The case of a subset of the parameters."""
@@ -276,6 +308,8 @@ class Case:
         """The same step before its clip by value. None unless each of these parameters is clipped once after all
         backward passes, and the step uses the results."""
         window, held = self.window, {*self.used}
+        if not window.limits:
+            return None
         last = max((one.at for number in self.parameters for one in window.new.get(number, [])), default=0)
         late = {number: [one for one in window.limited(number) if one.at > last] for number in sorted(held)}
         if not held or not all(len(found) == 1 and np.isfinite(found[0].before).all() for found in late.values()):
@@ -291,36 +325,36 @@ class Case:
 
     # Equations.
 
-    def sketch(self, number: int, contributions: list[Contribution]) -> Sketch:
+    def sketch(self, number: int, contributions: list[Contribution]) -> list[float]:
         """The sum of the contributions to this rank's shard of a parameter."""
-        shard, total = self.window.shard.get(number, 0), np.zeros(WIDTH)
+        shard, total = self.window.shard.get(number, 0), [0.0] * WIDTH
         for one in contributions:
-            total += one.sketch[min(shard, len(one.sketch) - 1)]
+            # Plain numbers: numpy needs longer for three.
+            total = [*map(add, total, one.sketch[min(shard, len(one.sketch) - 1)].tolist())]
         return total
 
-    def equations(self, choose: Choose) -> list[Equation]:
-        found = []
+    def equations(self, choose: Choose) -> Iterator[Equation]:
         for number in self.parameters:
             chosen = choose(number)
-            roundings = max(0, sum(one.sums for one in chosen) - 1) + len(self.clips) + _BY_HAND
-            local = self.sketch(number, chosen)
-            found += self._equations(number, self.window.used[number], local, roundings, self.lossy)
-        return found
+            roundings = max(0, sum([one.sums for one in chosen]) - 1) + len(self.clips) + _BY_HAND
+            local, used = self.sketch(number, chosen), self.window.used[number].tolist()
+            yield from self._equations(number, used, local, roundings, self.lossy)
 
     def _equations(
-        self, number: int, used: Sketch, local: Sketch, roundings: int = _BY_HAND, lossy: float = 0.0
-    ) -> list[Equation]:
+        self, number: int, used: list[float], local: list[float], roundings: int = _BY_HAND, lossy: float = 0.0
+    ) -> tuple[Equation, Equation]:
         """Equations of the factor between two sketches of a parameter, which differ by these roundings of each element.
         lossy: the roundoff of communication only: a cast, the sum over ranks, a division."""
         elements, on_the_way = self.window.sizes.get(number, 1), self.together.ranks + 1
-        (*of_used, used_norm), (*of_local, norm) = used.tolist(), local.tolist()
+        (used_one, used_other, used_norm), (one, other, norm) = used, local
         lost = of_underflow(roundings, self.roundoff, elements)
         spread = of_sum(roundings, self.roundoff, norm) + of_sketch(self.roundoff, norm)
         if lossy:
             lost += of_underflow(on_the_way, lossy, elements)
             spread += of_sum(on_the_way, lossy, norm)
         slack = of_sketch(self.roundoff, abs(used_norm)) + lost
-        return [Equation(*both, slack, spread + lost) for both in zip(of_used, of_local, strict=True)]
+        spread += lost
+        return Equation(used_one, one, slack, spread), Equation(used_other, other, slack, spread)
 
     def fits(self, choose: Choose) -> Factor | None:
         """The factor between the used gradients and the sum of these contributions; None if none fits."""
@@ -339,15 +373,15 @@ class Case:
         """The factor between gradients after and before a change by the script; None if no factor fits.
 
         pairs: parameter, sketch after, sketch before."""
-        equations = [one for number, after, before in pairs for one in self._equations(number, after, before)]
-        factor = solve(equations)
+        known = ((number, after.tolist(), before.tolist()) for number, after, before in pairs)
+        factor = solve(one for of in known for one in self._equations(*of))
         return factor if factor is not None and factor.is_known else None
 
     def hooked(self) -> Factor | None:
         """The factor by which the script's hooks changed all gradients, 1 without hooks; None if no factor fits."""
-        every = [(number, one) for number in self.parameters for one in self.all(number)]
-        if all(one.before is None for _, one in every):
+        if self.together.hooked.isdisjoint(self.parameters):
             return Factor(1.0, 1.0)
+        every = ((number, one) for number in self.parameters for one in self.all(number))
         return self.ratio(
             (number, one.sketch[0], one.sketch[0] if one.before is None else one.before) for number, one in every
         )
@@ -380,7 +414,7 @@ class Case:
     # Gradients that a step may have used.
 
     def all(self, number: int) -> list[Contribution]:
-        return [one for _, one in self.by_rank(number)]
+        return self.together.all.get(number, [])
 
     def by_rank(self, number: int) -> list[tuple[int, Contribution]]:
         return self.together.new.get(number, [])
@@ -442,7 +476,7 @@ class Case:
             if one.sample == sample or (is_small and UNREAD not in (one.sample, sample))
         ]
         # A finite step cannot contain non-finite gradients; zeros are cleared gradients.
-        return [(rank, one) for rank, one in left if one.is_finite and one.sketch[..., 2].any()]
+        return [(rank, one) for rank, one in left if one.is_finite and one.is_any]
 
     def with_old(self, number: int) -> list[Contribution]:
         return self.all(number) + [one for _, one in self.old(number)]

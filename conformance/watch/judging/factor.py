@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Equation:
+class Equation(NamedTuple):
     """The condition |used - c local| <= slack + c spread on the factor c."""
 
     used: float
@@ -48,12 +48,9 @@ class Factor:
 def solve(equations: Iterable[Equation]) -> Factor | None:
     """The factors c >= 0 that solve all equations; None if there is none."""
     low, high = 0.0, math.inf
-    for one in equations:
+    for used, local, slack, spread in equations:
         # used - slack <= c (local + spread), and c (local - spread) <= used + slack
-        for slope, at_least in (
-            (one.local + one.spread, one.used - one.slack),
-            (-(one.local - one.spread), -one.used - one.slack),
-        ):
+        for slope, at_least in ((local + spread, used - slack), (spread - local, -used - slack)):
             if slope > 0:
                 low = max(low, at_least / slope)
             elif slope < 0:

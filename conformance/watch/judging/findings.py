@@ -242,9 +242,12 @@ class Findings:
             self.leave_open(one.says, one.count, one.step, one.site)
         for lack in other.lacks:
             self.lack(lack)
-        self.outcomes.update(other.outcomes)
-        self.idle.update(other.idle)
-        self.seen.update(other.seen)
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] += count
+        for code, count in other.idle.items():
+            self.idle[code] += count
+        for of, count in other.seen.items():
+            self.seen[of] += count
 
 
 def _is_before(one: int | None, other: int | None) -> bool:

@@ -11,7 +11,7 @@ from conformance.watch import records
 from conformance.watch.judging.equations import Case
 from conformance.watch.judging.factor import Factor
 from conformance.watch.judging.findings import Said, said
-from conformance.watch.judging.targets import factor_of, passes_of, scale_of, weight_of
+from conformance.watch.judging.targets import passes_of, scale_of, weight_of
 from conformance.watch.records import ENTROPIES
 
 _SAME = 1e-4
@@ -45,7 +45,7 @@ class Fit:
         unknown. Dividing by it makes a mean."""
         here = self.case.together.here
         # A mean times the number of its targets is a sum.
-        are_sums = any(one.summed or (one.targets and isclose(factor_of(one), one.targets)) for one in self.every)
+        are_sums = any(one.summed or (one.targets and isclose(one.factor, one.targets)) for one in self.every)
         known = [weight for window in here if (weight := weight_of(window)) is not None]
         are_known = len(known) == len(here) == self.ranks
         return sum(known) / len(here) or None if are_sums and are_known else None
@@ -72,7 +72,7 @@ class Fit:
     def right(self) -> float:
         """1, the factor of a mean over all targets or of a sum over the ranks, if the factor may equal it; else its
         middle."""
-        return self.found(1.0, self.over_total, self.ranks) or self.kappa.middle
+        return self.found(1.0) or self.found(self.over_total, self.ranks) or self.kappa.middle
 
     @property
     def is_scaled(self) -> bool:
@@ -90,7 +90,7 @@ class Fit:
     @property
     def are_divided(self) -> bool:
         """Whether each loss of the rank is divided by the rank's number of passes."""
-        divided = [factor_of(one) for one in self.case.window.passes]
+        divided = [one.factor for one in self.case.window.passes]
         return self.passes > 1 and all(isclose(one, 1 / self.passes, rel_tol=1e-6) for one in divided)
 
     @property
@@ -98,7 +98,7 @@ class Fit:
         """Whether the ranks' losses are cross entropies over different numbers of targets, each with weight 1. With
         equal numbers, the divisor may be each rank's own, times a factor in the script. Other losses, such as a squared
         error, may intentionally be halved."""
-        are_bare = all(isclose(factor_of(one), one.targets or 1) for one in self.every if factor_of(one))
+        are_bare = all(isclose(one.factor, one.targets or 1) for one in self.every if one.factor)
         are_entropies = all(one.made_by in ENTROPIES for one in self.every)
         return are_bare and are_entropies and len({weight_of(window) for window in self.case.together.here}) > 1
 
@@ -122,7 +122,7 @@ class Fit:
         together. None if they make it no longer."""
         case = self.case
         used = hypot(*(float(case.window.used[number][2]) for number in case.parameters))
-        new = hypot(*(sum(float(one.sketch[..., 2].sum()) for one in case.all(n)) for n in case.parameters))
+        new = hypot(*(sum(one.norm for one in case.all(n)) for n in case.parameters))
         own = self.kappa.middle * new
         return said("times-as-long", times=used / own) if 0 < own < used else None
 
@@ -131,6 +131,8 @@ class Fit:
         """Whether scaled gradients were added to all old, unscaled ones, which are too small to show in the sum. With
         too few numbers, any gradients are a multiple of any others, so these do not count."""
         case, window = self.case, self.case.window
+        if self.scale <= 1.0 or self.found(1.0) is None:
+            return False
         own = {n for n in case.parameters for rank, one in case.old(n) if rank == window.rank and one.is_seen}
-        is_all = self.scale > 1.0 and self.found(1.0) is not None and own == {*case.parameters}
+        is_all = own == {*case.parameters}
         return is_all and case.is_ample and not case.is_changed and case.fits(case.with_old) is not None

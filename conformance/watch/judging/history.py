@@ -56,7 +56,7 @@ class History:
             return
         values = {
             "factor": nan if kappa is None else kappa,
-            "local": _norm(one.sketch[..., 2].sum() for of in window.new.values() for one in of),
+            "local": _norm(one.norm for of in window.new.values() for one in of),
             "used": _norm(sketch[2] for sketch in window.used.values()),
             "scale": window.scales[0] if window.scales and window.scales != [1.0] else None,
             "rate": step.rates[0] if step.rates else None,

@@ -5,7 +5,7 @@ gradients that they clip.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
@@ -87,20 +87,19 @@ class Numbering:
         self._ranks: dict[int, _Rank] = defaultdict(_Rank)
         self._parameters, self._optimizers = _Common(), _Common()
 
-    def translated(self, rank: int, record: records.Record) -> Iterator[records.Record]:
+    def translated(self, rank: int, record: records.Record) -> Sequence[records.Record]:
         """The record with common numbers. A parameter waits for the next record, which may be its optimizer."""
         of = self._ranks[rank]
         if isinstance(record, records.Parameter):
             of.waiting.append(record)
-            return
+            return ()
         if isinstance(record, records.Optimizer):
             common = self._optimizers.number(of.make(record), record.optimizer)
             if common != record.optimizer:
                 of.optimizers[record.optimizer] = common
         waiting, of.waiting = of.waiting, []
-        for parameter in waiting:
-            yield self._see(of, parameter)
-        yield of.renumbered(record) if of.parameters or of.optimizers else record
+        found = [self._see(of, parameter) for parameter in waiting]
+        return (*found, of.renumbered(record) if of.parameters or of.optimizers else record)
 
     def _see(self, of: _Rank, parameter: records.Parameter) -> records.Parameter:
         """Identifies a parameter by the last optimizer when it was seen first, its place after that, and its shape."""
@@ -132,12 +131,11 @@ class Hooked:
     def __init__(self) -> None:
         self._held: list[records.Record] = []
 
-    def feed(self, record: records.Record) -> Iterator[records.Record]:
+    def feed(self, record: records.Record) -> Sequence[records.Record]:
         if isinstance(record, _HELD) and (self._held or isinstance(record, _CLIPS)):
             self._held.append(record)
-            return
-        yield from self.flush()
-        yield record
+            return ()
+        return (*self.flush(), record) if self._held else (record,)
 
     def flush(self) -> list[records.Record]:
         """The delayed records."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from conformance.trace.assembler import Assembler
 from conformance.watch import records
 from conformance.watch.judging import agreement, conservation, pairing, solver
 from conformance.watch.judging.backward_passes import Passes
 from conformance.watch.judging.between import Between
-from conformance.watch.judging.chapter import Chapter, End, OfEachRank
+from conformance.watch.judging.chapter import Chapter, End, Kinds, OfEachRank
 from conformance.watch.judging.clearing import Discarded, OtherPasses
 from conformance.watch.judging.clipping import Clipping
 from conformance.watch.judging.coverage import Coverage
@@ -31,6 +32,8 @@ from conformance.watch.judging.stages import Stages
 from conformance.watch.judging.stream import Stream
 from conformance.watch.judging.system import System
 from conformance.watch.judging.windows import Key, Scene, Window, summed
+
+_Take: TypeAlias = Callable[[int, records.Record, Stream], None]
 
 _AHEAD = 256
 """Windows that a rank may be ahead of the others before its records must wait."""
@@ -73,8 +76,8 @@ class Launch:
             OfEachRank(findings, Coverage),
             OfEachRank(findings, Schedules),
         )
-        self._feed_to = [one.feed for one in (*self._chapters, self._clipping) if _overrides(one, "feed")]
-        self._follow_to = [one.follow for one in self._chapters if _overrides(one, "follow")]
+        self._feed_to = _by_kind((one.fed, one.feed) for one in (self._models, *self._chapters, self._clipping))
+        self._follow_to = _by_kind((one.followed, one.follow) for one in self._chapters)
         self._is_joined = False
         self._blind: set[int] = set()
         self._buffers = defaultdict[tuple[str, ...], dict[int, deque[records.Buffers]]](lambda: defaultdict(deque))
@@ -118,11 +121,10 @@ class Launch:
                 self.findings.sources[record.file, record.line] = record.path, record.text
             case records.Ended():
                 self._close(rank)
-        self._models.feed(rank, record)
-        for feed in self._feed_to:
+        for feed in self._feed_to[type(record)]:
             feed(rank, record, stream)
         self._see(self._assembler.feed(rank, (record,)))
-        for follow in self._follow_to:
+        for follow in self._follow_to[type(record)]:
             follow(rank, record, stream)
         self._join()
 
@@ -367,6 +369,15 @@ def _with_taken(windows: Sequence[Window | None]) -> Iterator[tuple[Sequence[Win
         yield [one and one.without(place) for one in taken], place
 
 
+def _by_kind(takes: Iterable[tuple[Kinds, _Take]]) -> Mapping[type[records.Record], list[_Take]]:
+    """By the kind of a record, what takes it."""
+    found = defaultdict[type[records.Record], list[_Take]](list)
+    for kinds, take in takes:
+        for kind in kinds:
+            found[kind].append(take)
+    return found
+
+
 def _explains(own: Findings, other: Findings) -> bool:
     """Whether the first findings say which gradients a step used, and the others do not."""
     are_changed = [any(code.startswith("changed") for code in of.open) or bool(of.unsolved) for of in (own, other)]
@@ -376,7 +387,3 @@ def _explains(own: Findings, other: Findings) -> bool:
 def _is_right(own: Findings) -> bool:
     """Whether a step used the computed gradients and nothing else."""
     return bool(own.outcomes) and own.outcomes.keys() <= _KNOWN and not own.causes
-
-
-def _overrides(chapter: Chapter, method: str) -> bool:
-    return getattr(type(chapter), method) is not getattr(Chapter, method)

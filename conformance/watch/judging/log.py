@@ -13,7 +13,7 @@ _R = TypeVar("_R", bound=records.Record)
 
 _MOST = 2**14
 _MOST_MOMENTS = 64
-_SHOWN = (
+_SHOWN = {
     records.Entered,
     records.Backward,
     records.Cleared,
@@ -23,9 +23,9 @@ _SHOWN = (
     records.Skipped,
     records.Scheduled,
     records.Stepped,
-)
+}
 """The calls in a report's picture of a window."""
-_KEPT = (*_SHOWN, records.Limited, records.Captured)
+_KEPT = {*_SHOWN, records.Limited, records.Captured}
 
 
 class Log:
@@ -35,7 +35,7 @@ class Log:
         self._calls: list[tuple[int, records.Record]] = []
 
     def keep(self, at: int, record: records.Record) -> None:
-        if isinstance(record, _KEPT):
+        if type(record) in _KEPT:
             self._calls.append((at, record))
             del self._calls[:-_MOST]
 
@@ -57,11 +57,14 @@ class Calls:
 
     def __init__(self, calls: list[tuple[int, records.Record]]) -> None:
         self._calls = calls
+        self._kinds = {type(one) for _, one in calls}
 
     def of(self, kind: type[_R], concerns: Callable[[_R], bool]) -> list[tuple[int, _R]]:
+        if kind not in self._kinds:
+            return []
         return [(at, one) for at, one in self._calls if isinstance(one, kind) and concerns(one)]
 
     def moments(self) -> tuple[list[records.Record], int]:
         """The last calls for a picture, and the number of those before them."""
-        shown: list[records.Record] = [one for _, one in self._calls if isinstance(one, _SHOWN)]
+        shown: list[records.Record] = [one for _, one in self._calls if type(one) in _SHOWN]
         return shown[-_MOST_MOMENTS:], max(0, len(shown) - _MOST_MOMENTS)

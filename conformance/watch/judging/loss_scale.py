@@ -40,6 +40,8 @@ class LossScale(Chapter):
     update of the newest scaler. lost: by rank, the new scalers that start where this one did, although it has changed
     its scale. by_hand: by rank and optimizer, hand-written scales."""
 
+    fed = (Updated,)
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._waiting: set[tuple[int, int]] = set()
@@ -120,10 +122,12 @@ class _ByHand:
 def _scaled_clips(window: Window) -> Iterator[tuple[Clipped, float]]:
     """Clips of gradients that are unscaled later, and their scale. Excludes limits that are not far below the scale: a
     script may scale the limit like the gradients."""
-    last, scale, step = max(window.places), max(window.scales, default=1.0), window.step
+    if (scale := max(window.scales, default=1.0)) == 1.0:
+        return
+    last, step = max(window.places), window.step
     for at, clip in window.clips:
         own = [one.at for number in clip.parameters for one in window.new.get(number, [])]
-        is_unscaled = scale == 1.0 or any(unscaled < at for unscaled, _ in window.unscales)
+        is_unscaled = any(unscaled < at for unscaled, _ in window.unscales)
         # The script may have divided them itself: an average over ranks does not make them so much shorter.
         is_unscaled |= bool(clip.norm) and scale > 1.0 and (clip.norm or 0.0) * sqrt(scale) < _norm(window, clip)
         # Without a recorded unscale, the script divides the gradients itself, before or after the clip.
@@ -245,8 +249,8 @@ class Finite(Chapter):
         rate = max((rate for rate in window.step.rates if rate is not None), default=0.0)
         of.rates = (of.rates[0] or rate, rate) if of.rates is not None and rate > of.rates[1] else None
         infinite = {number for number, sketch in window.used.items() if not isfinite(sketch[2])}
-        restored = self._restored[window.rank]
-        restored.update(restored.keys() & window.used.keys() - infinite)
+        if restored := self._restored[window.rank]:
+            restored.update(restored.keys() & window.used.keys() - infinite)
         if not infinite or window.step.found_inf:
             return
         if window.step.is_own:

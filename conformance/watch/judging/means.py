@@ -13,7 +13,6 @@ from conformance.watch.judging.properties import Property
 from conformance.watch.judging.targets import (
     are_alike,
     are_batches,
-    factor_of,
     is_of_all_ranks,
     kinds,
     may_be_one,
@@ -140,7 +139,7 @@ def _counts_alike(window: Window) -> bool:
 def _times(windows: Sequence[Window]) -> float:
     """How much more a target of one loss weighs than one of another; 0 if that is not known. Losses that count equally,
     each micro-batch or each rank, are means of one loss; others may be of several."""
-    by_rank = [[one for one in window.passes if factor_of(one)] for window in windows]
+    by_rank = [[one for one in window.passes if one.factor] for window in windows]
     passes = [one for of_rank in by_rank for one in of_rank]
     are_known = all(targets_of(one) and not one.of_any and not one.is_hidden for one in passes)
     are_of_one = len(kinds(windows)) == 1 and len({one.loader for one in passes} - {None}) <= 1

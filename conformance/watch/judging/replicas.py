@@ -87,6 +87,8 @@ class Models:
     get gradients before these.
     """
 
+    fed = (records.Hooked, records.Exchanged, records.Grouped, records.Wrapped, records.Shared)
+
     def __init__(self, ranks: int, streams: Mapping[int, Stream], findings: Findings) -> None:
         self._ranks, self._streams, self._findings = ranks, streams, findings
         self.hooks: set[str] = set()
@@ -106,7 +108,7 @@ class Models:
     def __getitem__(self, optimizer: int) -> _Optimizer:
         return self._of[optimizer]
 
-    def feed(self, rank: int, record: records.Record) -> None:
+    def feed(self, rank: int, record: records.Record, stream: Stream) -> None:
         match record:
             case records.Hooked():
                 self.hooks.add(record.name)

@@ -12,7 +12,7 @@ from conformance.watch.judging.equations import Together
 from conformance.watch.judging.findings import Finding, Findings, said
 from conformance.watch.judging.properties import Property
 from conformance.watch.judging.stream import Stream
-from conformance.watch.judging.windows import Sketch, Window
+from conformance.watch.judging.windows import Contribution, Window
 
 _FEWEST = 3
 """Least number of different batches. A first try may feed all ranks the same one or two batches."""
@@ -87,6 +87,8 @@ class Samples(Chapter):
     rank. are_dealt: these made all batches. batches: a few that all ranks read. steps, alike: steps that average
     gradients, and those where all ranks' gradients are equal."""
 
+    fed = (records.Epoch, records.Entered)
+
     def __init__(self, ranks: int, findings: Findings) -> None:
         super().__init__(findings)
         self._ranks = ranks
@@ -153,20 +155,31 @@ class Samples(Chapter):
 def _repeating(window: Window) -> int:
     """The number of backward passes with the same nonzero gradients as the pass before or after. Small gradients, which
     may be equal by chance, count only if all passes of the window repeat."""
-    of = {number: {one.backward: one.sketch for one in passes} for number, passes in window.new.items()}
     order, repeating = sorted(window.backwards), set[int]()
     for one, other in pairwise(order):
-        pairs = [(by_pass.get(one), by_pass.get(other)) for by_pass in of.values()]
-        if all(map(_are_near, pairs)) and any(first is not None and first.any() for first, _ in pairs):
-            repeating |= {one, other}
-    is_large = sum(window.sizes.get(number, 1) for number in of) >= _MANY_ELEMENTS
+        firsts = []
+        for passes in window.new.values():
+            first, second = _of(passes, one), _of(passes, other)
+            if not _are_near(first, second):
+                break
+            firsts.append(first)
+        else:
+            repeating |= {one, other} if any(first is not None and any(first) for first in firsts) else set()
+    is_large = sum(window.sizes.get(number, 1) for number in window.new) >= _MANY_ELEMENTS
     return len(repeating) if is_large or len(repeating) == len(order) else 0
 
 
-def _are_near(pair: tuple[Sketch | None, Sketch | None]) -> bool:
+def _of(passes: Sequence[Contribution], backward: int) -> list[float] | None:
+    """The sketch of a parameter's gradient by this backward pass."""
+    return next((one.sketch.ravel().tolist() for one in reversed(passes) if one.backward == backward), None)
+
+
+def _are_near(one: list[float] | None, other: list[float] | None) -> bool:
     """Whether two sketches are equal up to rounding, relative to the norm: projections may be much smaller."""
-    one, other = pair
-    return one is other if one is None or other is None else abs(one - other).max() <= _NEAR * abs(one).max()
+    if one is None or other is None:
+        return one is other
+    limit = _NEAR * max(map(abs, one))
+    return all(abs(a - b) <= limit for a, b in zip(one, other, strict=False))
 
 
 _MOST = 2048

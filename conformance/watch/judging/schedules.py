@@ -108,6 +108,8 @@ class _Optimizer:
 class Schedules(OneRank):
     """Judges the schedules of one process."""
 
+    fed = (records.Optimizer, records.Schedule, records.Scheduled, records.Skipped, records.Stepped)
+
     def __init__(self, findings: Findings) -> None:
         super().__init__(findings)
         self._of: dict[int, _Optimizer] = defaultdict(_Optimizer)

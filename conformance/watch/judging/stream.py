@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -78,7 +78,8 @@ class _Leaf:
         self.old, self.new = self._limited(old), []
 
     def empty(self) -> None:
-        self.taken = [*self.taken, *self.new][-_MOST_PENDING:]
+        if self.new:
+            self.taken = [*self.taken, *self.new][-_MOST_PENDING:]
         self.new, self.old, self.since, self.is_long = [], [], 0, False
 
     def was_used(self, sketch: Sketch, at: int) -> int | None:
@@ -91,20 +92,24 @@ class _Leaf:
         return before
 
     def _limited(self, found: list[Contribution]) -> list[Contribution]:
-        self.is_long |= len(found) > _MOST_PENDING
+        if len(found) <= _MOST_PENDING:
+            return found
+        self.is_long = True
         return found[-_MOST_PENDING:]
 
 
 @dataclass(slots=True)
 class _Optimizer:
     """An optimizer. made: the number of backward passes before. tries: steps and skips. last, earlier: the ends of its
-    last two windows."""
+    last two windows. parameters: of its last window. known: what is known of these, as fields of a window."""
 
     key: Key
     made: int
     tries: int = 0
     last: int = 0
     earlier: int = 0
+    parameters: list[int] | None = None
+    known: dict[str, Any] = field(default_factory=dict)
 
     def end(self, at: int) -> None:
         self.tries, self.earlier, self.last = self.tries + 1, self.last, at
@@ -169,17 +174,35 @@ class Stream:
     def has(self, key: Key) -> bool:
         return key.number < self._alike.get((key.type, key.shapes), 0)
 
-    def feed(self, record: records.Record) -> Iterator[Window]:
-        """Takes a record. Yields the window that it ends, if it is a step or skip."""
+    def feed(self, record: records.Record) -> tuple[Window, ...]:
+        """Takes a record. Returns the window that it ends, if it is a step or skip."""
         self.cleared = []
         self._at += 1
         self._log.keep(self._at, record)
+        # The most frequent ones first.
         match record:
+            case records.Local():
+                self._add(record)
+            case records.Entered():
+                self._rows, self._entered = tuple(record.rows) or None, self._at
+            case records.Backward():
+                self._go_backward(record.as_mean())
+            case records.Cleared():
+                self._clear(record.parameters, record.versions, record.site, moved=record.moved)
+            case records.Clipped():
+                if not any(self._leaves[number].new for number in record.parameters):
+                    self._idle.append(self._at)
+            case records.Stepped():
+                return (self._end(record.optimizer, record, record.site),)
+            case records.Left():
+                self._begin(record)
             case records.Parameter():
                 self.parameters[record.parameter] = record
+                self._forget_known()
             case records.Named():
                 for number, name in record.names.items():
                     self.parameters[int(number)].name = name
+                self._forget_known()
             case records.Optimizer():
                 self._make(record)
             case records.Masters():
@@ -191,30 +214,16 @@ class Stream:
                 self._is_wrapped = True
             case records.Unheld():
                 self.unheld = record if record.names else None
-            case records.Entered():
-                self._rows, self._entered = tuple(record.rows) or None, self._at
-            case records.Backward():
-                self._go_backward(record.as_mean())
             case records.Hooks():
                 for hooked, sketch in _sketches(record.parameters, record.sketches).items():
                     self._leaves[hooked].before = sketch
-            case records.Local():
-                self._add(record)
-            case records.Left():
-                self._begin(record)
-            case records.Cleared():
-                self._clear(record.parameters, record.versions, record.site, moved=record.moved)
-            case records.Clipped():
-                if not any(self._leaves[number].new for number in record.parameters):
-                    self._idle.append(self._at)
-            case records.Stepped():
-                yield self._end(record.optimizer, record, record.site)
             case records.Skipped():
-                yield self._end(record.optimizer, None, record.site)
+                return (self._end(record.optimizer, None, record.site),)
             case records.Passed():
                 self._pass(record.optimizer)
             case records.Rejoined():
                 self.era += 1
+        return ()
 
     def end(self) -> tuple[Window, ...]:
         """No window: a last one without a step does not count."""
@@ -263,12 +272,17 @@ class Stream:
             leaf.old = []
             if number not in left or not left[number].any():
                 leaf.since = 0
-        self._keep_old(left, record.samples, record.dtype, {*record.changed})
+        self._keep_old(left, record.sketches, record.samples, record.dtype, {*record.changed})
 
     def _keep_old(
-        self, left: Mapping[int, Sketch], samples: list[int], dtype: str, changed: Set[int] = frozenset()
+        self,
+        left: Mapping[int, Sketch],
+        flat: records.Sketches,
+        samples: list[int],
+        dtype: str,
+        changed: Set[int] = frozenset(),
     ) -> None:
-        roundoff, are_finite = ROUNDOFF.get(dtype, COARSEST), bool(np.isfinite([*left.values()]).all())
+        roundoff, are_finite = ROUNDOFF.get(dtype, COARSEST), bool(np.isfinite(flat).all())
         for (number, sketch), which in zip(left.items(), samples or [WHOLE] * len(left), strict=True):
             old = Contribution(-1, sketch[None, :], roundoff, self._at, which, is_changed=number in changed)
             old.is_finite = are_finite or bool(np.isfinite(sketch).all())
@@ -332,7 +346,6 @@ class Stream:
         of = self._optimizers[optimizer]
         parameters = self._left_out(optimizer) if step is None else step.parameters
         leaves = {number: self._leaves[number] for number in parameters}
-        known = {number: self.parameters[number] for number in parameters if number in self.parameters}
         new = {number: leaf.new for number, leaf in leaves.items() if leaf.new}
         old = {number: leaf.old for number, leaf in leaves.items() if leaf.old}
         calls, concerned = self._log.since(of.last), set(parameters)
@@ -358,10 +371,6 @@ class Stream:
             is_computed=bool(self.ever & concerned),
             is_made_last=0 < self.clock == of.made,
             captured=bool(calls.of(records.Captured, lambda one: not concerned.isdisjoint(one.parameters))),
-            shards={number: one.shards for number, one in known.items()},
-            shard={number: one.shard for number, one in known.items()},
-            sizes={number: prod(one.shape) for number, one in known.items()},
-            names={number: _name(one) for number, one in known.items()},
             moments=moments,
             cut=cut,
             samples={} if step is None else dict(zip(step.used, step.samples, strict=False)),
@@ -371,11 +380,29 @@ class Stream:
             of_others={n for n in old if leaves[n].user not in (optimizer, None) and leaves[n].since > of.last},
             is_long=any(leaves[number].is_long for number in new),
             is_wrapped=self._is_wrapped,
+            **self._known(of, parameters),
             **self._of_passes(new),
         )
         taken = {number: [*leaf.taken, *leaf.new] for number, leaf in leaves.items() if leaf.taken}
         window.with_taken = replace(window, **self._of_passes({**new, **taken})) if taken else None
         return window
+
+    def _known(self, of: _Optimizer, parameters: list[int]) -> dict[str, Any]:
+        """The fields of a window with what is known of its parameters: in most steps, the same as in the last one."""
+        if of.parameters != parameters:
+            known = {number: self.parameters[number] for number in parameters if number in self.parameters}
+            of.parameters = parameters
+            of.known = {
+                "shards": {number: one.shards for number, one in known.items()},
+                "shard": {number: one.shard for number, one in known.items()},
+                "sizes": {number: prod(one.shape) for number, one in known.items()},
+                "names": {number: _name(one) for number, one in known.items()},
+            }
+        return of.known
+
+    def _forget_known(self) -> None:
+        for of in self._optimizers.values():
+            of.parameters = None
 
     def _of_passes(self, new: dict[int, list[Contribution]]) -> dict[str, Any]:
         """The fields of a window with these gradients."""
@@ -406,15 +433,17 @@ class Stream:
             before = self._leaves[number].was_used(sketch, self._at)
             if before is not None:
                 window.again[number] = before
+        holder = str(optimizer)
         for number in step.parameters:
-            self._leaves[number].holders.add(str(optimizer))
+            self._leaves[number].holders.add(holder)
         for number in step.used:
             leaf = self._leaves[number]
             leaf.user, leaf.stepped = optimizer, self._at
             self.last_used[number] = count
         if step.used and not window.new:
             self._by_hand = self.clock
-        self._keep_old(window.used, [which for which in step.samples if which != UNREAD], step.dtype)
+        read = [which for which in step.samples if which != UNREAD]
+        self._keep_old(window.used, step.gradients, read, step.dtype)
         for number in window.new:
             leaf = self._leaves[number]
             leaf.new, leaf.is_long = [], False

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from conformance.watch.judging.agreement import use_the_same
 from conformance.watch.judging.equations import AMPLE, Case
-from conformance.watch.judging.targets import kinds, weigh_alike
+from conformance.watch.judging.targets import weigh_alike
 from conformance.watch.judging.windows import Pass, Sketch
 
 Column: TypeAlias = tuple[int, int, bool]
@@ -94,7 +94,7 @@ def system_of(case: Case) -> System | None:
     if not columns or len(columns) > _MOST_COLUMNS:
         return None
     at = {column: number for number, column in enumerate(columns)}
-    equations = case.equations(case.with_old)
+    equations = [*case.equations(case.with_old)]
     matrix = np.zeros((len(equations), len(columns)))
     for place, column, sketch in terms:
         matrix[2 * place : 2 * place + 2, at[column]] += sketch[:2]
@@ -226,7 +226,7 @@ class Shares:
         in the loss, and so in the computed gradients."""
         passes = self.case.window.passes
         counts = {one.targets or one.summed for one in passes}
-        if len(kinds([self.case.window])) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
+        if len(self.case.window.kinds) > 1 or len(counts) > 1 or counts & {0, None} or len(passes) < 2:
             return False
         number, ranks = len(passes), self.case.together.ranks
         patterns = [[number - place for place in range(number)]]

@@ -20,11 +20,6 @@ from conformance.watch.judging.equations import Together
 from conformance.watch.judging.windows import Window
 
 
-def factor_of(backward: records.Backward) -> float:
-    """The factor of the loss, without the loss scale."""
-    return prod(backward.factors) / (backward.scale or 1.0)
-
-
 def divisors_of(backward: records.Backward) -> list[float]:
     """The divisors of the loss, without those that a factor cancels, while another divisor is left: for example, a mean
     over all targets is multiplied by the number of micro-batches, and a framework divides by it again."""
@@ -45,7 +40,7 @@ def divisors_of(backward: records.Backward) -> list[float]:
 def weight_of(window: Window) -> float | None:
     """The total weight of a rank's targets in its losses; None if it is not known."""
     # A made-up batch, for a rank without data, has a factor of 0.
-    passes = [(one, factor) for one in window.passes if (factor := factor_of(one))]
+    passes = [(one, factor) for one in window.passes if (factor := one.factor)]
     if not all(map(targets_of, (one for one, _ in passes))):
         return None
     return sum(factor * (1 if one.targets else one.summed) for one, factor in passes)
@@ -64,50 +59,21 @@ def own_scale(window: Window, ranks: int) -> float | None:
     return own if log2(own).is_integer() and own > ranks * len(window.backwards) else None
 
 
-_SEVERAL = 3
-
-
 def kinds(windows: Iterable[Window]) -> set[int]:
-    """The call sites of the losses. Counts two as one if only the last micro-batch goes backward elsewhere: a library
-    does so below one line of the script, or the script does so because DDP synchronizes in the last backward pass."""
-    found = set[int]()
-    for window in windows:
-        passes = window.passes
-        calls = Counter(one.calls for one in passes)
-        waits = [one.waits for one in passes]
-        is_of_one_line = len({one.own_calls for one in passes}) == 1
-        is_in_turn = len(passes) >= _SEVERAL and waits == [*[True] * (len(passes) - 1), False]
-        is_one = len(calls) > 1 and (is_of_one_line or is_in_turn) and _all_but_the_last(window)
-        found |= {calls.most_common(1)[0][0]} if is_one else calls.keys()
-    return found
+    """The call sites of the losses."""
+    return set[int]().union(*(window.kinds for window in windows))
 
 
 def may_be_one(windows: Iterable[Window]) -> bool:
     """Whether all passes may be of one loss: they have one call site, or the last one has another, as in scripts with a
     separate line for it. Two losses may also take turns with the batches of one loader."""
-    return all(len(kinds([window])) == 1 or _all_but_the_last(window) for window in windows)
+    return all(len(window.kinds) == 1 or window.are_alike_but_the_last for window in windows)
 
 
 def reach_the_same(window: Window) -> bool:
     """Whether all backward passes reach the same parameters, unlike losses of several heads."""
     reached = ({one.backward for one in of} & window.backwards.keys() for of in window.new.values())
     return all(of in (set(), {*window.backwards}) for of in reached)
-
-
-def _all_but_the_last(window: Window) -> bool:
-    """Whether only the last pass has another call site, each has one batch of the same loader, and all have the same
-    kind of loss, the same factor and the same parameters."""
-    passes = window.passes
-    calls, factors = [one.calls for one in passes], [factor_of(one) for one in passes]
-    reached = {number: {one.backward for one in of} for number, of in window.new.items()}
-    return (
-        len({*calls}) == 2
-        and len({*calls[:-1]}) == 1
-        and all(one.batches == 1 for one in passes)
-        and len({(one.loader, one.made_by) for one in passes}) == 1
-        and all(isclose(factor, factors[0], rel_tol=1e-6) for factor in factors)
-        and all(of >= window.backwards.keys() for of in reached.values())
-    )
 
 
 NEAR = 1e-4
@@ -143,7 +109,7 @@ def targets_of(backward: records.Backward) -> int:
 
 def of_one_target(backward: records.Backward) -> float:
     """The weight of one target in the loss."""
-    return factor_of(backward) / (backward.targets or 1)
+    return backward.factor / (backward.targets or 1)
 
 
 def is_mean(backward: records.Backward) -> bool:
@@ -170,7 +136,7 @@ def total_by_count(together: Together, kappa: float) -> float | None:
     if len(by_rank) < together.ranks or len(divisors) != 1 or any(len(of_rank) != 1 for of_rank in by_rank):
         return None
     [divisor] = divisors
-    if not divisor or not all(near(factor_of(one) * divisor, 1) for one in passes):
+    if not divisor or not all(near(one.factor * divisor, 1) for one in passes):
         return None
     # A rank may count its own share, and compute the loss of what it gathered from all.
     counts = [[targets_of(one) for one in window.passes] for window in together.here]
@@ -242,14 +208,14 @@ def is_mean_of_all(together: Together) -> bool:
     weights = [weight_of(window) or 0.0 for window in here]
     if not any(weights):
         return len(here) == together.ranks and all(_is_divided_by(together.ranks, window) for window in here)
-    targets = [of_one_target(one) for one in passes_of(here) if factor_of(one)]
+    targets = [of_one_target(one) for one in passes_of(here) if one.factor]
     is_of_all = len(here) == together.ranks and near(sum(weights), 1) and not _are_weighted(passes_of(here), len(here))
     return is_of_all and min(targets) > 0 and (are_alike(weights) or are_alike(targets))
 
 
 def _are_weighted(passes: Sequence[records.Backward], ranks: int) -> bool:
     """Whether a factor of 1 over the number of ranks is a weight of the loss, because no division makes it."""
-    products = {factor_of(one) * prod(one.divisors) for one in passes}
+    products = {one.factor * prod(one.divisors) for one in passes}
     return all(near(ranks * product, 1) for product in products) and not any(ranks in one.divisors for one in passes)
 
 

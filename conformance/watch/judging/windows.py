@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from math import inf, isfinite, prod
+from math import inf, isclose, isfinite, prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ Sketch = npt.NDArray[np.float64]
 
 _PARTS = 2
 """Least divisor of a loss that may be a number of micro-batches."""
+_SEVERAL = 3
 
 
 @dataclass
@@ -38,6 +40,16 @@ class Contribution:
     is_changed: bool = False
     before: Sketch | None = None
     is_finite: bool = True
+
+    @cached_property
+    def is_any(self) -> bool:
+        """Whether it is not 0."""
+        return bool(self.sketch[..., 2].any())
+
+    @property
+    def norm(self) -> float:
+        """The norm, or the sum of the norms of its shards."""
+        return float(self.sketch[0, 2] if len(self.sketch) == 1 else self.sketch[..., 2].sum())
 
     @property
     def is_seen(self) -> bool:
@@ -223,11 +235,21 @@ class Window:
         """The numbers of the calls that clipped a parameter's gradient. Calls before its first gradient clipped others,
         which another optimizer used."""
         came = min((one.at for one in self.new.get(number, [])), default=0)
-        return tuple(n for n, (at, clip) in enumerate(self.clips) if at > came and number in clip.parameters)
+        return tuple(n for n, (at, _) in enumerate(self.clips) if at > came and number in self._of_clips[n])
+
+    @cached_property
+    def _of_clips(self) -> list[set[int]]:
+        """The parameters of each clip call."""
+        return [{*clip.parameters} for _, clip in self.clips]
 
     def sample(self, number: int) -> int:
         """The sampled elements of a parameter."""
         return self.samples.get(number, WHOLE)
+
+    def moves(self, number: int) -> bool:
+        """Whether a parameter has a gradient other than 0, used or not."""
+        used = self.used.get(number)
+        return (used is not None and bool(used[2])) or any(one.is_any for one in self.new.get(number, ()))
 
     def is_whole(self, number: int) -> bool:
         """Whether all elements of a parameter were read."""
@@ -257,6 +279,36 @@ class Window:
     def version(self, backward: records.Backward) -> int | None:
         """The version of the optimizer's weights that the backward pass used."""
         return backward.versions.get(str(self.optimizer))
+
+    @cached_property
+    def kinds(self) -> set[int]:
+        """The call sites of the losses. Counts two as one if only the last micro-batch goes backward elsewhere: a
+        library does so below one line of the script, or the script does so because DDP synchronizes in the last
+        backward pass."""
+        passes = self.passes
+        calls = Counter(one.calls for one in passes)
+        if len(calls) < 2:
+            return {*calls}
+        is_of_one_line = len({one.own_calls for one in passes}) == 1
+        is_in_turn = len(passes) >= _SEVERAL and [one.waits for one in passes] == [*[True] * (len(passes) - 1), False]
+        is_one = (is_of_one_line or is_in_turn) and self.are_alike_but_the_last
+        return {calls.most_common(1)[0][0]} if is_one else {*calls}
+
+    @property
+    def are_alike_but_the_last(self) -> bool:
+        """Whether only the last pass has another call site, each has one batch of the same loader, and all have the
+        same kind of loss, the same factor and the same parameters."""
+        passes = self.passes
+        calls = [one.calls for one in passes]
+        reached = ({one.backward for one in of} for of in self.new.values())
+        return (
+            len({*calls}) == 2
+            and len({*calls[:-1]}) == 1
+            and all(one.batches == 1 for one in passes)
+            and len({(one.loader, one.made_by) for one in passes}) == 1
+            and all(isclose(one.factor, passes[0].factor, rel_tol=1e-6) for one in passes)
+            and all(of >= self.backwards.keys() for of in reached)
+        )
 
     @cached_property
     def scales(self) -> list[float]:
