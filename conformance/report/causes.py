@@ -31,7 +31,7 @@ _NOTHING_KNOWN = ("reason", "unknown")
 _LONGEST = 160
 
 #: Guards that say where numbers are wrong, not why.
-_WHERE_WRONG = ("each parameter", "gradients of each window")
+_WHERE_WRONG = ("each parameter", "gradients of each window", "steps undone")
 
 
 def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
@@ -69,13 +69,18 @@ def _is_effect(cause: Cause) -> bool:
     return cause.kind == "law" and cause.key.startswith(_OF_EFFECTS)
 
 
+def _says_what(cause: Cause) -> bool:
+    """Whether it is a law or a guard that says what happened."""
+    return _is_effect(cause) or cause.key in _WHERE_WRONG
+
+
 def _fewest(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> list[Cause]:
     harmless = {cause for case in failed if case.verdict == "FAIL (law)" for cause in shown[id(case)]}
     explaining = {id(case): _explaining(case, shown[id(case)], harmless) for case in failed}
     chosen, left = list[Cause](), list(failed)
     while left:
         counts = Counter(cause for case in left for cause in explaining[id(case)])
-        known = {one: (one.kind not in _NOTHING_KNOWN, not _is_effect(one)) for one in counts}
+        known = {one: (one.kind not in _NOTHING_KNOWN, not _says_what(one)) for one in counts}
         cause = max(counts, key=lambda one: (*known[one], counts[one], -_rank(one)))
         chosen.append(cause)
         left = [case for case in left if cause not in explaining[id(case)]]
@@ -123,7 +128,7 @@ def _gives_way(cause: Cause) -> bool:
     """Whether it says what happened, not why."""
     if cause.kind in ("factor", "factors", "precision", *_NOTHING_KNOWN):
         return True
-    return cause.key in _WHERE_WRONG or cause.key.startswith(_OF_EFFECTS)
+    return _says_what(cause)
 
 
 def _rank(cause: Cause) -> float:

@@ -135,11 +135,14 @@ def _first_wrong(case: Case, ranks: Sequence[RankEvidence], difference: Differen
         if (infinite := _divided_by_zero(case, rank, expected.window)) is not None:
             return infinite
         return _multiplied(case, rank, difference, right)
-    return _stepped_wrongly(case, rank, difference, right)
+    return _stepped_wrongly(case, ranks, difference, right)
 
 
-def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, right: Trajectory) -> Guard | None:
+def _stepped_wrongly(
+    case: Case, ranks: Sequence[RankEvidence], difference: Difference, right: Trajectory
+) -> Guard | None:
     """A step at a wrong learning rate, or weights that changed after a correct step."""
+    rank = ranks[difference.rank]
     taken, expected = rank.taken(difference.step), right.steps[difference.step]
     if taken is None:
         return None
@@ -150,7 +153,7 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
         set_by = [event for event in rank.events.between(Schedule, before=taken) if not event.initial]
         where = place(set_by[-1] if set_by else taken)
         return guard("learning rate of each step", f"{number(asked)} in window {window}", text, seen, where=where)
-    if (undone := _undone(case, rank, difference.step, expected)) is not None:
+    if (undone := _undone(case, ranks, difference, expected)) is not None:
         return undone
     if taken.weights is None or outside(expected.weights, values(taken.weights)) is not None:
         return None
@@ -163,9 +166,10 @@ def _stepped_wrongly(case: Case, rank: RankEvidence, difference: Difference, rig
     return guard("weights stay as they are stepped", "until the next step", text, where, advice=advice)
 
 
-def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard | None:
+def _undone(case: Case, ranks: Sequence[RankEvidence], difference: Difference, expected: Step) -> Guard | None:
     """Some parameters that a step leaves unchanged, or that are changed back after it."""
     model, start = case.problem.workload.model, case.problem.workload.start
+    rank, step = ranks[difference.rank], difference.step
     before = rank.steps[step - 1].weights if step else start
     box = zip(expected.weights.center, expected.weights.radius, strict=True)
     now = [*map(exactly, rank.steps[step].weights)]
@@ -176,10 +180,12 @@ def _undone(case: Case, rank: RankEvidence, step: int, expected: Step) -> Guard 
     kept = [value == old for value, old in zip(now, before, strict=True)]
     tensors = {tensor for tensor, is_wrong in zip(model.tensor_of, wrong, strict=True) if is_wrong}
     own = [index for index, tensor in enumerate(model.tensor_of) if tensor in tensors]
-    # One element may be unchanged by chance.
-    later = [one.weights for one in rank.steps[step:]]
-    are_many = len(own) > 1 or (len(later) > 1 and all(one[own[0]] == before[own[0]] for one in later if own))
-    if not are_many or not all(kept[index] for index in own) or len(tensors) == len(model.tensors):
+    # One element may be unchanged by chance in a step, or on a rank.
+    later = [one.weights for each in ranks for one in each.steps[step:]]
+    is_proof = len(own) > 1 or (
+        own and len(rank.steps) > step + 1 and {one[own[0]] for one in later} == {before[own[0]]}
+    )
+    if not is_proof or not all(kept[index] for index in own) or len(tensors) == len(model.tensors):
         return None
     names = enumerated([model.tensors[tensor].name for tensor in sorted(tensors)])
     text = f"the step of window {expected.window} leaves {names} as before; all other parameters are correct"

@@ -358,7 +358,7 @@ class Entered(Record):
 class Epoch(Record):
     """A loader begins an epoch of a sampler. epoch: as `set_epoch` sets it; None if there is no such method. replicas:
     of a `DistributedSampler`. data: a fingerprint of the data set's content; None if unknown. whole: the same of the
-    data that this is cut from."""
+    data that this is cut from. made: the line that made it."""
 
     sampler: int
     epoch: int | None
@@ -366,6 +366,7 @@ class Epoch(Record):
     replicas: int = 0
     data: int | None = None
     whole: int | None = None
+    made: Site = None
 
 
 class First(Record):

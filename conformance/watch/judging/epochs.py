@@ -118,12 +118,14 @@ class _Rank:
 @dataclass
 class _Part:
     """The part of the data that a sampler deals to a rank. rows: the rows read. data: the content of its data set.
-    whole: the content of the data set that this one is cut from."""
+    whole: the content of the data set that this one is cut from. made: where the sampler was made. site: of a forward
+    with its rows."""
 
     rows: Rows = field(default_factory=Rows)
     epoch: int = 0
     data: int | None = None
     whole: int | None = None
+    made: records.Site = None
     site: records.Site = None
 
 
@@ -175,6 +177,7 @@ class Epochs(Chapter):
             by_rank = self._dealt.get(epoch.sampler) or {}
             part = by_rank.setdefault(rank, _Part())
             part.epoch, part.data, part.whole = epoch.epoch or 0, epoch.data, epoch.whole
+            part.made = epoch.made
             _keep(self._dealt, epoch.sampler, by_rank)
 
     def finish(self, end: End) -> None:
@@ -212,7 +215,8 @@ class Epochs(Chapter):
             return
         if any(one.rows.common(other.rows) for one, other in combinations(parts, 2)):
             return
-        says, site = said("data.cut-twice", samples=samples), next(iter(parts)).site
+        first = next(iter(parts))
+        says, site = said("data.cut-twice", samples=samples), first.made or first.site
         wholes = {part.whole for part in parts}
         if None in held | wholes or len(wholes) > 1:
             self._findings.leave_open(says, site=site)

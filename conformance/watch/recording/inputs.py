@@ -103,13 +103,18 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
     held: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()
     waiting: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
     starting: dict[int, int | None] = {}
+    made: WeakKeyDictionary[Any, records.Site] = WeakKeyDictionary()
+
+    def make(original: Any, sampler: Any, *args: Any, **kwargs: Any) -> None:
+        made[sampler] = recording.site()
+        original(sampler, *args, **kwargs)
 
     def go_through(original: Any, sampler: Any) -> Any:
         number, data = recording.numbers.of("sampler", sampler), sampler.dataset
         starting[number] = sampler.epoch
         shuffles, replicas = bool(sampler.shuffle), sampler.num_replicas
         of = fingerprint(data), fingerprint_of_whole(data)
-        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, *of))
+        recording.note(records.Epoch(number, sampler.epoch, shuffles, replicas, *of, made.get(sampler)))
         return original(sampler)
 
     def choose(original: Any, iterator: Any) -> Any:
@@ -161,6 +166,7 @@ def _loading(recording: Recording, loading: Loading) -> Seams:
 
     yield replaced(_BaseDataLoaderIter, "_next_index", choose)
     yield replaced(_BaseDataLoaderIter, "__next__", fetch)
+    yield replaced(DistributedSampler, "__init__", make)
     yield replaced(DistributedSampler, "__iter__", go_through)
 
 
