@@ -57,6 +57,9 @@ _LOADED = {
     "average": "average",
 }
 
+#: The loss that a line sends backward: `loss.backward()`, `fabric.backward(loss)`.
+_BACKWARD = re.compile(r"\b(?:(?P<of>\w+)\.backward\(\)|backward\((?P<given>\w+)[,)])")
+
 _STEP = re.compile(r"\s*(?P<by>\S+)\.step\((?P<of>[\w.\[\]]*)\)\s*(#.*)?")
 
 #: The call to add, by the kind of event that notes it.
@@ -213,9 +216,14 @@ def _are_apart(one: Place, other: Place) -> bool:
 
 
 def _unlocated(what: str, side: str, at: Place) -> Edit:
-    """The nearest line with the name in ``what``, or else where to look for it."""
+    """The nearest line with the name in ``what``, or that scales what the line sends backward, or else where to look
+    for it."""
     names = re.findall(r"`(.+?)`", what)
     named = [number for number, line in at.numbered.items() if any(name in line for name in names)]
+    loss = _BACKWARD.search(at.own)
+    if loss is not None and re.search(r"\b(loss|divisor|divisions?|factor)\b", what):
+        scales = re.compile(rf"\s*{loss['of'] or loss['given']}\s*([*/]=|=(?!=).*[*/])")
+        named = [number for number, line in at.numbered.items() if number < at.number and scales.match(line)]
     if named:
         number = min(named, key=lambda one: abs(one - at.number))
         where = f"{at.at.rpartition(':')[0]}:{number}"

@@ -79,7 +79,8 @@ def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
     no backward, step or other line that the law ``shows`` is in it, and one line calls it."""
     own = _line(event, target)
-    if own is None or event.where is None or event.called_from is not None:
+    # What a forward calls is wrong, not when it runs.
+    if own is None or event.where is None or event.called_from is not None or isinstance(event, trace.Forward):
         return own
     path, _, function = event.where
     # A run that is resumed on more ranks has none of these before.

@@ -248,6 +248,14 @@ def other_state(model: Model, ranks: Sequence[RankEvidence]) -> Told | None:
             then, now = before[parameter], after[parameter]
             for what, values in then["state"].items():
                 if (other := _other(values, now["state"].get(what))) is not None:
+                    kept = {one.number: _kept(model, ranks, one, 1).get(parameter) for one in ranks}
+                    having = [number for number, of in kept.items() if of is not None and what in of["state"]]
+                    if what not in now["state"] and having:
+                        return Told(
+                            f"rank {rank.number} resumed without the optimizer's state, which rank {having[0]} has: "
+                            f"`{what}` of {name}",
+                            "load the optimizer's state on every rank",
+                        )
                     return Told(
                         f"rank {rank.number} resumed with another `{what}` of {name} in the optimizer's state, {other}",
                         "save and load all of `optimizer.state_dict()`, with the same types",

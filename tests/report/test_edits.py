@@ -312,6 +312,28 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
             "let line 5 run before line 2",
             "  1 | def clean():\n> 2 |     change()",
         ),
+        # The line that scales the loss.
+        (
+            "find the loss at or above backward",
+            ["loss = f(x)", "loss = loss / 4", "log(loss)", "loss.backward()"],
+            {"backward": 4},
+            "change the loss in line 2",
+            "  1 | loss = f(x)\n> 2 | loss = loss / 4\n  3 | log(loss)",
+        ),
+        (
+            "find the loss at or above backward",
+            ["loss /= 4", "fabric.backward(loss)"],
+            {"backward": 2},
+            "change the loss in line 1",
+            "> 1 | loss /= 4",
+        ),
+        (
+            "find the loss at or above backward",
+            ["other = loss / 4", "loss.backward()"],
+            {"backward": 2},
+            "find the loss: line 2 or above it",
+            "  1 | other = loss / 4\n> 2 | loss.backward()",
+        ),
         # The lines that restore something are known.
         (
             "restore optimizer",

@@ -80,7 +80,7 @@ def test_a_card_has_line_effect_fix_and_where_it_shows(findings):
     assert averaged.headline.endswith("(before train.py:7)") and averaged.places == ()
     assert averaged.effect == sentence(said("ranks-in-update", used=1, ranks=2, rank=0))
     assert averaged.advice
-    assert averaged.seen_in == "in 2 of 3 steps, first at step 1, on all 2 ranks"
+    assert averaged.seen_in == "in 2 of 3 steps, first at step 1, on both ranks"
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ LAWS: dict[str, Law] = {
             "Their weights and optimizer states drift apart, or a collective waits forever.",
             "decide about steps from values that all ranks share",
             ("agreement", "apart"),
+            edit="find what decides about the step at or above it",
         ),
         Law(
             "watch/own-data",

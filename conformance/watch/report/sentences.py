@@ -173,7 +173,7 @@ WORDS: Mapping[str, str] = {
     # What is wrong between the ranks.
     "some-skip": "some ranks stepped and others skipped",
     "some-step": "{stepping} of {ranks} ranks stepped",
-    "step-at-other-times": "ranks do not step together: after {passes} backward passes",
+    "step-at-other-times": "ranks step after different numbers of backward passes: {passes}",
     "rates-differ": "ranks have different learning rates in parameter group {group}: {rates}",
     "scales-differ": "ranks have different loss scales, from {low:g} to {high:g}",
     "some-clip": "ranks {clipping} clipped the gradients of this step, ranks {others} did not",
@@ -190,7 +190,7 @@ WORDS: Mapping[str, str] = {
     "moves-twice": "the weights use one gradient twice",
     "made-up": "{lost} of {all} gradients come from no backward pass",
     "counts-again": "the gradients of the previous step are added {factor}x more",
-    "times-as-long": "the norm of the gradients is {times}x the correct one, or more",
+    "times-as-long": "the norm of the gradients is at least {times}x the correct one",
     "ranks-in-update": "the update of rank {rank} has the gradients of {used} of {ranks} ranks",
     "rank-counts": "one rank's gradient counts up to {times:times} as much as another's",
     "pass-counts": "one backward pass counts up to {times:times} as much as another",

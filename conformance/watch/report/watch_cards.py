@@ -106,7 +106,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         own_line = (relative(_source(site, findings)[0]), int(where.rpartition(":")[2]))
     ranks = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     if len(cause.ranks) == findings.ranks:
-        ranks = f"all {findings.ranks} ranks"
+        ranks = "both ranks" if findings.ranks == 2 else f"all {findings.ranks} ranks"
     return WatchCard(
         rule=law.id,
         verdict="FAIL (law)",
@@ -145,14 +145,20 @@ def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str,
     # A call that is missing in the wrong window may be in a correct one.
     good = _good(scene, findings) if scene else None
     known = [*([record for done in good.of.values() for record in done] if good else []), *calls]
-    # A scaler's step also unscales.
-    steps = [record.site for record in known if isinstance(record, (records.Stepped, records.Skipped))]
-    sites |= {
-        moments.event(record): getattr(record, "site", None)
-        for record in known
-        if not isinstance(record, records.Unscaled)
-        or (record.optimizer == first.optimizer and record.site not in steps)
-    }
+    stepped = [one for one in known if isinstance(one, (records.Stepped, records.Skipped))]
+    own = [one for one in stepped if isinstance(one, records.Stepped) and one.optimizer == first.optimizer]
+
+    def is_of_problem(record: records.Record) -> bool:
+        if isinstance(record, records.Unscaled):
+            # A scaler's step also unscales.
+            return record.optimizer == first.optimizer and all(record.site != one.site for one in stepped)
+        if isinstance(record, records.Cleared) and own:
+            # Other calls clear the gradients of another optimizer, or those of another phase.
+            is_near = record in calls or any(_function(record.site) == _function(one.site) for one in own)
+            return is_near and any(not {*record.parameters}.isdisjoint(one.parameters) for one in own)
+        return True
+
+    sites |= {moments.event(record): getattr(record, "site", None) for record in known if is_of_problem(record)}
     exchange = findings.shared_at.get(first.optimizer or 0)
     # What is still being exchanged cannot be divided.
     if exchange is not None and "async" not in _place("at", exchange, findings).own:
@@ -164,6 +170,10 @@ def _sites(first: Finding, scene: Scene | None, findings: Findings) -> dict[str,
         # DDP decides in the forward pass whether it averages.
         sites["no_sync"] = sites.get("forward")
     return {call: site for call, site in sites.items() if site is not None}
+
+
+def _function(site: Site) -> list[object]:
+    return [*site[::2]] if site else []
 
 
 def _places(first: Finding, scene: Scene | None, findings: Findings) -> Iterator[Place]:
@@ -206,9 +216,13 @@ def _extent(cause: Cause, findings: Findings) -> str:
     first = cause.first
     if first.step is None:
         return "in the whole run"
-    of = f" of optimizer {first.optimizer + 1}" if first.optimizer else ""
+    made = moments.place(findings.made.get(first.optimizer or 0), findings.sources) if first.optimizer else None
+    of = f" of optimizer {(first.optimizer or 0) + 1}{f', made in {made}' if made else ''}" if first.optimizer else ""
     every = findings.stepped[first.optimizer] if first.optimizer is not None else 0
     # Ranks with equal weights show that they use different gradients, until their weights differ.
+    if cause.steps > 1 and every <= first.step:
+        # Steps that not all ranks take are not among those that are counted.
+        return f"in {plural(cause.steps, 'step')}{of}, first at step {first.step}"
     if 1 < cause.steps <= every and not first.is_bare:
         return f"in {cause.steps} of {plural(every, 'step')}{of}, first at step {first.step}"
     return f"first at step {first.step}" + (f" of {every}{of}" if every else "")
