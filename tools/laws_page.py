@@ -153,7 +153,8 @@ def _property(of: Property) -> Iterator[str]:
 
 def _sentence(code: str) -> str:
     """What a row says, with letters for its values."""
-    text = re.sub(r"\{\w+:(?!times|size|share)([a-z][a-z -]+?)(s?)\}", lambda found: f"N {found[1]}{'ses' if found[2] else 's'}", WORDS[code])
+    counted = r"\{\w+:(?!times|size|share)([a-z][a-z -]+?)(s?)\}"
+    text = re.sub(counted, lambda found: f"N {found[1]}{'ses' if found[2] else 's'}", WORDS[code])
     return re.sub(r"\{\w+(:[^}]*)?\}", "…", text)
 
 
