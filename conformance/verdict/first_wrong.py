@@ -183,7 +183,9 @@ def _undone(case: Case, ranks: Sequence[RankEvidence], difference: Difference, e
     # One element may be unchanged by chance in a step, or on a rank.
     later = [one.weights for each in ranks for one in each.steps[step:]]
     is_proof = len(own) > 1 or (
-        own and len(rank.steps) > step + 1 and {one[own[0]] for one in later} == {before[own[0]]}
+        len(own) == 1
+        and len(rank.steps) > step + 1
+        and all(len(one) == len(start) and one[own[0]] == before[own[0]] for one in later)
     )
     if not is_proof or not all(kept[index] for index in own) or len(tensors) == len(model.tensors):
         return None
