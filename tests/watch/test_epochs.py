@@ -126,19 +126,19 @@ def dealt(
 ):  # fmt: skip
     """The verdict on a sampler that deals out rows. cut: the data is split by rank before. again: rows repeat, as
     without augmentation. data: contents of the ranks' data sets. wholes: contents of the data that these are cut
-    from."""
+    from. The line of the sampler is wrong, not that of the forward."""
     script = Script()
     for epoch in range(epochs):
         number = epoch if sets_epoch else 0
         for stream, content, whole in zip(script.streams, data, wholes, strict=True):
-            stream.append(records.Epoch(3, number, shuffles, replicas, content, whole))
+            stream.append(records.Epoch(3, number, shuffles, replicas, content, whole, LINE))
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(number)).tolist()
         for at in range(0, rows // 2, rows // 8):
             for rank, stream in enumerate(script.streams):
                 # If cut, each rank has different rows.
                 first = 100_000 * rank * cut + 1_000_000 * epoch * (not again)
                 part = [first + row for row in order[rank::2][at : at + rows // 8]]
-                stream.append(records.Entered(part, True, LINE, 3))
+                stream.append(records.Entered(part, True, ["forward.py", 1, "train"], 3))
             computed = script.backward()
             script.step([total(computed, 0.5)] * 2 if averages else computed)
             script.clear()
