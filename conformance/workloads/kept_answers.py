@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import pickle
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +22,8 @@ T = TypeVar("T")
 _PACKAGE = Path(__file__).parents[1]
 COMPUTED_BY = ("adapter", "oracle", "workloads")
 """The packages whose code computes the answers."""
+SHIPPED = Path(__file__).with_name("answers.xz")
+"""Answers of the default run, in a released package only; `tools/answers.py` writes it."""
 _DIGEST = 20
 _MOST_VERSIONS = 3
 _MOST_FILES = 30_000
@@ -51,11 +53,15 @@ class Answers:
         return answer
 
     def keep(self) -> None:
-        """Keeps answers in the user's cache, ``XDG_CACHE_HOME`` or ``~/.cache``, if it can be written."""
+        """Keeps answers in the user's cache, ``XDG_CACHE_HOME`` or ``~/.cache``, if it can be written. A new cache
+        starts with the answers that the package ships."""
         with suppress(OSError, RuntimeError):
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "trainer-conformance", "answers")
             own = home / version()
-            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not own.is_dir():
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for name, answer in shipped().items():
+                    _write(own / name, answer)
             os.utime(own)
             for folder in sorted(home.iterdir(), key=_age, reverse=True)[_MOST_VERSIONS:]:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -71,10 +77,36 @@ ANSWERS = Answers()
 
 @cache
 def version() -> str:
-    """Identifies the code that computes answers: of this package, Python, and numpy with its random numbers."""
+    """Identifies what computes answers: the code of this package, and numpy's random numbers.
+
+    Fractions are exact in each Python. NumPy may change its stream of random numbers, but not without another draw
+    here; an array of NumPy 2 cannot always be read by NumPy 1.
+    """
     files = sorted(file for name in COMPUTED_BY for file in (_PACKAGE / name).rglob("*.py"))
-    code = [f"{sys.version} {np.__version__}".encode(), *(file.read_bytes() for file in files)]
-    return _digest(b"".join(map(_digest, code))).hex()
+    generator = np.random.default_rng(0)
+    draws = [
+        generator.integers(1000, size=50),
+        generator.choice(50, 20, replace=False),
+        generator.permutation(50),
+        generator.standard_normal(50),
+        generator.uniform(size=50),
+    ]
+    numpy = [np.__version__.partition(".")[0].encode(), *(draw.tobytes() for draw in draws)]
+    return _digest(b"".join(map(_digest, numpy + [file.read_bytes() for file in files]))).hex()
+
+
+def shipped() -> dict[str, bytes]:
+    """The answers that the package ships, by the names of their files; none if another code has computed them."""
+    if not SHIPPED.is_file():
+        return {}
+    of, answers = pickle.loads(lzma.decompress(SHIPPED.read_bytes()))
+    return dict(answers) if of == version() else {}
+
+
+def ship(folder: Path) -> None:
+    """Writes the answers of this folder, which `Answers.keep` made, into the package."""
+    answers = {file.name: file.read_bytes()[_DIGEST:] for file in sorted(folder.iterdir())}
+    SHIPPED.write_bytes(lzma.compress(pickle.dumps((version(), answers), pickle.HIGHEST_PROTOCOL)))
 
 
 def _digest(data: bytes) -> bytes:

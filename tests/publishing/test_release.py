@@ -17,9 +17,10 @@ JOBS = workflow("release")["jobs"]
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the `dist` of the job `build`, whose commands run in the checkout but write there."""
     folder = tmp_path_factory.mktemp("built")
-    (install, _), (build, _), (check_tag, _), (check, _) = commands(JOBS["build"]["steps"])
-    # The session has it.
-    assert install == "pip install -c constraints.txt build twine"
+    (install, _), (answers, _), (build, _), (check_tag, _), (check, _) = commands(JOBS["build"]["steps"])
+    # The session has them.
+    assert install == "pip install -c constraints.txt build twine -e ."
+    assert answers == "python tools/answers.py"
     ran = run(build.replace("--outdir dist", f"--outdir {folder}/dist"), ROOT)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     for line in (check_tag, check):

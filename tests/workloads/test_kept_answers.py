@@ -172,3 +172,23 @@ def test_old_versions_and_files_are_removed(tmp_path, monkeypatch):
         answers.get((number,), lambda number=number: number)
     answers.keep()
     assert len([*answers.folder.iterdir()]) == 5
+
+
+def test_a_new_cache_starts_with_the_answers_that_are_shipped(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_answers, "SHIPPED", tmp_path / "answers.xz")
+    answers.get(KEY, lambda: [1, 2])
+    kept_answers.ship(answers.folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    another = Answers()
+    another.keep()
+    assert another.folder != answers.folder
+    assert another.get(KEY, never) == [1, 2]
+
+
+def test_answers_of_other_code_are_not_used(answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(kept_answers, "SHIPPED", tmp_path / "answers.xz")
+    answers.get(KEY, lambda: [1, 2])
+    kept_answers.ship(answers.folder)
+    assert kept_answers.shipped()
+    monkeypatch.setattr(kept_answers, "version", lambda: "0")
+    assert kept_answers.shipped() == {}
