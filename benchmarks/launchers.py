@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from measuring import CASE, TIME_LIMIT, in_turns, seconds, show, stay_on_loopback
+from measuring import CASE, TIME_LIMIT, in_turns, note, seconds, show, stay_on_loopback
 
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
@@ -69,6 +69,8 @@ def main() -> None:
         )
         for name, found in times.items()
     ]
+    for name in [*times][2:]:
+        note(f"a fresh case by {name}", OURS, median(times[name]) / ours, f"at least {TARGET}")
     show(
         f"One fresh case {CASE.id}, {rounds} rounds in turns",
         ("launcher", "median s", "least s", "most s", "ratio to ForkServer"),

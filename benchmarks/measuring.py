@@ -1,7 +1,8 @@
-"""Shared by the benchmarks: the case, timing in turns, and the table at the end."""
+"""Shared by the benchmarks: the case, timing in turns, the table at the end, and a row of the table of all."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -12,6 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.cases.case import Case
+
+ROWS = "CONFORMANCE_BENCHMARKS"
+"""The environment variable with the file to which `python -m benchmarks` has all ratios written."""
 
 CASE = Case("ddp", world_size=2, accumulation=1, precision="fp16", workload="momentum")
 TIME_LIMIT = 60.0
@@ -52,3 +56,10 @@ def show(title: str, columns: Sequence[str], sections: Iterable[Iterable[Sequenc
             table.add_row(*row)
         table.add_section()
     console.print(f"\n[bold]{title}[/bold]", table, note, machine, sep="\n")
+
+
+def note(what: str, peer: str, ratio: float, limit: str) -> None:
+    """Adds a row to the table of `python -m benchmarks`: the ratio of ``what`` to its peer, and what is asked."""
+    if file := os.environ.get(ROWS):
+        with open(file, "a") as rows:
+            print(json.dumps([what, peer, f"{ratio:.2f}", limit]), file=rows)

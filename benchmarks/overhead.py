@@ -22,7 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from measuring import CASE, TIME_LIMIT, in_turns, seconds, show, stay_on_loopback
+from measuring import CASE, TIME_LIMIT, in_turns, note, seconds, show, stay_on_loopback
 
 from conformance.runner.front.client import ForkServer
 from conformance.verdict.judge import judge
@@ -90,6 +90,7 @@ def recorder(rounds: int) -> Iterator[Row]:
         spawn(compare, args=arguments, nprocs=CASE.world_size)
         times = answer.get()
     off, on = median(times[OFF]), median(times[ON])
+    note("a recorded step", "a bare one", on / off, "")
     steps = spec["steps"]
     yield f"bare loop, {steps} steps", f"{off * 1e3:.1f}", ""
     yield "the same, recorded", f"{on * 1e3:.1f}", f"x {on / off:.2f}"

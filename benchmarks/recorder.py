@@ -23,7 +23,7 @@ from time import process_time
 from typing import Any
 
 import torch
-from measuring import show
+from measuring import note, show
 
 from conformance.adapter.task import Task
 from conformance.cases.case import Case
@@ -120,6 +120,7 @@ def compared(name: str, recording: Callable[[], Recorder], run: Callable[[Record
     # Between two bare runs, so slow drift affects both sides.
     ratio = median(2 * recorded / (before + after) for before, recorded, after in found)
     noise = median(after / before for before, _, after in found)
+    note(f"a recorded step of {name}", "a bare one", ratio, "")
     return name, f"{bare * 1e3:.3f}", f"{recorded * 1e3:.3f}", f"{ratio:.3f}", f"{noise:.3f}"
 
 

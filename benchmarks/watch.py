@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from measuring import note
+
 from conformance.watch.ledger import Ledger
 from conformance.watch.recording.parameters import WHOLE_AT_FIRST
 from conformance.watch.recording.settings import Settings
@@ -123,6 +125,13 @@ def main() -> None:
     pairs = [measure(options, watched_first=number % 2 == 0) for number in range(options.pairs)]
     clock, processor = (median(of) for of in zip(*pairs, strict=True))
     print(f"the median of {options.pairs} pairs: clock {clock:.3f}, processor {processor:.3f}")
+    sampled = "" if options.every == 1 else f", one window of {options.every}"
+    note(
+        f"processor time of a watched step{sampled}",
+        "not watched",
+        processor,
+        f"at most {1.03 if options.every == 1 else 1.01}",
+    )
 
 
 if __name__ == "__main__":
