@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
@@ -27,6 +27,7 @@ from conformance.verdict import timeline as drawn
 from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
+from conformance.verdict.names import Source, source
 from conformance.verdict.paths import call_of, shortened, text_of
 from conformance.workloads.behaviour import split
 from conformance.workloads.precision import Format
@@ -197,7 +198,38 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
     }
     lines = {kind.event: _line(event, target) for kind, event in best.items()}
     lines = _written(judgement, window, target) | lines
-    return {kind: line for kind, line in lines.items() if line is not None}
+    found = {kind: line for kind, line in lines.items() if line is not None}
+    read = _own_line(_of_life(judgement.ranks, 1, Load, 0), target)
+    return found | dict(_followed(found | ({} if read is None else {"load": read}), _folder(target)))
+
+
+#: By the kind of line, how a name in it is followed, and what the found line is then.
+_NAMES: Mapping[str, tuple[str, Callable[[Source, int], int | None]]] = {
+    "forward": ("called", Source.called),
+    "weights": ("count", Source.counter),
+    "average": ("uncounted", Source.uncounted),
+    "load": ("restored", Source.restored),
+}
+#: Calls with conditions that may be wrong.
+_CONDITIONAL = ("schedule", "step", "zero_grad", "clip")
+
+
+def _followed(calls: Mapping[str, result_lines.Lines], folder: Path | None) -> Iterator[tuple[str, result_lines.Lines]]:
+    """The lines that assign what those of the calls use, and the conditions of these calls."""
+    for kind, of in calls.items():
+        path, _, line = of.where.partition(", called from ")[0].rpartition(":")
+        file = source(path, folder) if kind in (*_NAMES, *_CONDITIONAL) and line.isdecimal() else None
+        if file is None:
+            continue
+        found = dict[str, int | None]()
+        if kind in _NAMES:
+            name, follow = _NAMES[kind]
+            found[name] = follow(file, int(line))
+        elif (condition := file.condition(int(line))) is not None:
+            found = {f"{kind}_condition": condition.lineno, f"{kind}_flag": file.flag(condition)}
+        for name, at in found.items():
+            if at is not None and (text := text_of(path, at, folder)):
+                yield name, result_lines.Lines(f"{path}:{at}", (text,))
 
 
 def _written(judgement: Judgement, window: int | None, target: str) -> dict[str, result_lines.Lines | None]:

@@ -62,6 +62,7 @@ EVERY = dict.fromkeys(
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
         *("beginning", "loss", "division", "divisor", "between", "gradient", "leftover"),
         *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside", "loader", "state", "cast"),
+        *("epoch", "hook", "sync", "unused", "count", "called", "uncounted", "restored", "step_condition"),
     ],
     Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),
 ) | {

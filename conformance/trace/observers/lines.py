@@ -1,5 +1,5 @@
 """Observes which lines of the user's code write gradients, weights and averages, which ones divide and cast the loss,
-and which ones create and restore optimizers, schedules, averages and loaders.
+and which ones create, restore, iterate over and set up optimizers, schedules, averages, loaders and wrappers.
 
 Only in a case that is run again because it failed: a look after each line takes longer than the training.
 """
@@ -17,13 +17,14 @@ from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from conformance.trace.emit import Recording
 from conformance.trace.seams.guarding import harmless
-from conformance.trace.seams.patching import Seams, replaced
+from conformance.trace.seams.patching import Seams, replaced, when_imported
 from conformance.trace.state.graphs import LINEAR, is_scaling
 from conformance.trace.state.optimizer_state import of_group, without_rates
 from conformance.trace.state.site import Called
@@ -31,6 +32,7 @@ from conformance.trace.tensor_values import own_part
 
 _Trace: TypeAlias = Callable[[FrameType, str, Any], Any]
 
+_FSDP = "torch.distributed.fsdp._fully_shard._fully_shard"
 #: The file of the functions that import modules.
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 #: After these the loop of a framework is no longer followed.
@@ -46,11 +48,12 @@ _DEEPEST = 4
 
 
 class _Made(NamedTuple):
-    """An object that the trainer made. first: its state then. holds: the ids of what it is for."""
+    """An object that the trainer made. first: its state then. holds: the ids of what it is for. at: the line."""
 
     itself: weakref.ref[Any]
     first: str
     holds: set[int]
+    at: Called
 
 
 class Lines:
@@ -73,7 +76,8 @@ class Lines:
     def creates(self, kind: str, one: Any) -> None:
         """Something is created, by the current line."""
         if kind in _STATES:
-            self._made[kind].append(_Made(weakref.ref(one), _STATES[kind](one), _HOLDS[kind](one)))
+            at = self._recording.sites.of(sys._getframe())
+            self._made[kind].append(_Made(weakref.ref(one), _STATES[kind](one), _HOLDS[kind](one), at))
 
     def divides(self, root: Any) -> None:
         """Note the line that divides the loss of the backward that begins at the node ``root``."""
@@ -135,6 +139,9 @@ class Lines:
         self._left -= 1
         self._compare()
         here = self._recording.sites.of(frame)
+        if self._leaves_with(frame, last):
+            # A `with` block ends at its first line, but what is returned is from the last.
+            here = last
         for name, value in (("", returned), *frame.f_locals.items()):
             kind = type(value)
             if issubclass(kind, torch.Tensor) and (node := _node(value)) is not None:
@@ -145,6 +152,13 @@ class Lines:
                 self._assign(here, name, own_part(value).item(), last)
         self._now = self._recording.sites.of(frame.f_back) if has_ended else here
         return here
+
+    def _leaves_with(self, frame: FrameType, last: Called) -> bool:
+        """Whether a frame is at the first line of a `with` block because of a `return` in it."""
+        if last[0] is None or frame.f_lineno >= int(last[0][1]):
+            return False
+        now, before = (linecache.getline(frame.f_code.co_filename, at) for at in (frame.f_lineno, int(last[0][1])))
+        return now.lstrip().startswith("with ") and before.lstrip().startswith("return ")
 
     def _assign(self, here: Called, name: str, value: Any, line: Called) -> None:
         """A variable of the function at ``here`` has this value, after ``line``."""
@@ -175,12 +189,21 @@ class Lines:
         if not self._recording.forwards:
             used = [kind for kind, of in self._made.items() if any(made.itself() is not None for made in of)]
             now |= {f"restored_{kind}": [hash(str([*self._restored(kind)]))] for kind in used}
+        for at in self._stepped_for_nothing():
+            self.note("unused", at)
         for what, prints in now.items():
             before = self._seen.get(what, [])
             if len(before) == len(prints) and before != prints and not self._had_others:
                 self.note(what, self._now)
         self._seen = now
         self._had_others = self._had_others and self._has_others()
+
+    def _stepped_for_nothing(self) -> Iterator[Called]:
+        """The lines that made schedulers which step, but whose optimizers never did."""
+        for made in self._made["scheduler"]:
+            # After its first step, a schedule of a correct loop has seen one of the optimizer.
+            if (one := made.itself()) is not None and one.last_epoch > 1 and not _has_stepped(one.optimizer):
+                yield made.at
 
     def _restored(self, kind: str) -> Iterator[str]:
         """The states that differ from the first ones. A later object takes the place of those that hold the same."""
@@ -201,6 +224,11 @@ class Lines:
         if key not in self._noted:
             self._noted.add(key)
             self._recording.note_at(at, "line", writes=writes)
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    # Torch marks the optimizers of schedules. Some steps go past the mark, but leave state.
+    return bool(getattr(optimizer, "_opt_called", False) or optimizer.state)
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> str:
@@ -306,6 +334,13 @@ def observe(recording: Recording) -> Seams:
 
         return create
 
+    def notes(kind: str) -> Callable[..., Any]:
+        def note(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            recording.note("line", writes=kind)
+            return original(*args, **kwargs)
+
+        return note
+
     def restores(original: Callable[[torch.Tensor], None], state: torch.Tensor) -> None:
         original(state)
         recording.note("line", writes="restored_random")
@@ -317,6 +352,11 @@ def observe(recording: Recording) -> Seams:
     yield replaced(AveragedModel, "__init__", creates("averaging"))
     yield replaced(DataLoader, "__init__", creates("loader"))
     yield replaced(torch.amp.GradScaler, "__init__", creates("scaler"))
+    yield replaced(DataLoader, "__iter__", notes("epoch"))
+    yield replaced(DistributedDataParallel, "register_comm_hook", notes("hook"))
+    yield when_imported(
+        _FSDP, lambda module: [replaced(module.FSDPModule, "set_requires_gradient_sync", notes("sync"))]
+    )
     yield replaced(torch, "set_rng_state", restores)
     yield _tracing(recording)
     thread = threading.get_ident()
