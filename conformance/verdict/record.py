@@ -200,12 +200,13 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
     lines = _written(judgement, window, target) | lines
     found = {kind: line for kind, line in lines.items() if line is not None}
     read = _own_line(_of_life(judgement.ranks, 1, Load, 0), target)
-    return found | dict(_followed(found | ({} if read is None else {"load": read}), _folder(target)))
+    return dict(_followed(found | ({} if read is None else {"load": read}), _folder(target))) | found
 
 
 #: By the kind of line, how a name in it is followed, and what the found line is then.
 _NAMES: Mapping[str, tuple[str, Callable[[Source, int], int | None]]] = {
     "forward": ("called", Source.called),
+    "loss": ("divisor", Source.divisor),
     "weights": ("count", Source.counter),
     "average": ("uncounted", Source.uncounted),
     "load": ("restored", Source.restored),
@@ -267,6 +268,9 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
                     found["between"] = one
                 elif one.seq < end:
                     found["gradient"] = one
+        if "kept" in found and "outside" in found and found["kept"].window != found["outside"].window:
+            # Such as a checkpoint of other windows.
+            del found["kept"]
         each.append(found)
         seen.append({(one.writes, one.line) for one in lines})
     common = set[tuple[str, str]]().union(*seen).intersection(*filter(None, seen))

@@ -7,10 +7,12 @@ Only in a case that is run again because it failed: a look after each line takes
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -64,6 +66,11 @@ class Lines:
         self._now: Called = None, None
         self._seen: dict[str, list[int | None]] = {}
         self._assigned: dict[tuple[str | int, str | int, str], tuple[object, Called]] = {}
+        # What the last function returned, with the line that assigned it there.
+        self._returned: tuple[object, Called] | None = None
+        # The parameters that each generator has yielded, and what shares memory with weights or gradients.
+        self._yielded: dict[int, set[int]] = {}
+        self._shared = set[tuple[object, ...]]()
         self._noted = set[tuple[str, str, int]]()
         self._left = _MOST_LOOKS
         self._imports = 0
@@ -123,6 +130,9 @@ class Lines:
         # The caller gives the arguments, but a generator that continues has what its last line assigned.
         is_new = frame.f_lineno == frame.f_code.co_firstlineno
         last = self._now if is_new else self._recording.sites.of(frame)
+        if is_new:
+            self._yielded.pop(id(frame), None)
+            self._take(frame)
 
         def traced(frame: FrameType, event: str, argument: Any) -> _Trace | None:
             nonlocal last
@@ -143,13 +153,13 @@ class Lines:
             # A `with` block ends at its first line, but what is returned is from the last.
             here = last
         for name, value in (("", returned), *frame.f_locals.items()):
-            kind = type(value)
-            if issubclass(kind, torch.Tensor) and (node := _node(value)) is not None:
+            if isinstance(value, torch.Tensor) and (node := _node(value)) is not None:
                 node.metadata.setdefault(_LINE, self._now)
-            elif kind in _NUMBERS:
-                self._assign(here, name, value, last)
-            elif kind is torch.Tensor and value.numel() == 1 and own_part(value).numel() == 1:
-                self._assign(here, name, own_part(value).item(), last)
+            elif (number := _number(value)) is not None:
+                came = self._returned
+                self._assign(here, name, number, last if came is None or came[0] is not value else came[1])
+        self._collections(frame, returned)
+        self._returned = (returned, self._line_of(frame, returned)) if has_ended else None
         self._now = self._recording.sites.of(frame.f_back) if has_ended else here
         return here
 
@@ -159,6 +169,56 @@ class Lines:
             return False
         now, before = (linecache.getline(frame.f_code.co_filename, at) for at in (frame.f_lineno, int(last[0][1])))
         return now.lstrip().startswith("with ") and before.lstrip().startswith("return ")
+
+    def _take(self, frame: FrameType) -> None:
+        """The arguments of a function have the lines of the caller's variables that are given."""
+        if frame.f_back is not None:
+            here = self._recording.sites.of(frame)
+            for name, value in frame.f_locals.items():
+                if (number := _number(value)) is not None:
+                    self._assign(here, name, number, self._line_of(frame.f_back, value))
+
+    def _line_of(self, frame: FrameType, value: object) -> Called:
+        """The line that assigned the variable of a function with this value; the current one if none has it."""
+        site = self._recording.sites.of(frame)[0]
+        for name, one in frame.f_locals.items() if site is not None and value is not None else ():
+            if (
+                one is value
+                and site is not None
+                and (found := self._assigned.get((site[0], site[2], name))) is not None
+            ):
+                return found[1]
+        return self._now
+
+    def _collections(self, frame: FrameType, returned: Any) -> None:
+        """Parameters that a function returns twice or only in part; weights that are kept without a copy."""
+        watched = self._recording.watched
+        with watched.reading:
+            parameters = [one for one in watched.current if one is not None]
+            storages = {_address(one) for one in parameters}
+        numbers = {id(one): number for number, one in enumerate(parameters)}
+        if frame.f_code.co_flags & inspect.CO_GENERATOR and id(returned) in numbers:
+            before = self._yielded.setdefault(id(frame), set())
+            if id(returned) in before:
+                self.note("twice", self._now)
+            before.add(id(returned))
+        found = [id(one) for one in _flat(returned, 2) if id(one) in numbers] if _is_nested(returned) else []
+        trained = {id(one) for one in parameters if one.requires_grad}
+        if found and not trained <= {*found}:
+            self.note("part", self._now)
+        if len(found) > len({*found}):
+            self.note("twice", self._now)
+        if not self._recording.forwards:
+            return
+        own = frame.f_locals.get("self")
+        kept = {**frame.f_locals, **(vars(own) if hasattr(own, "__dict__") else {})}
+        for name, value in kept.items():
+            # Parameters themselves, and views of all weights in one tensor, are made before the training.
+            tensors = [*_flat(value, 1)] if type(value) in (list, tuple, dict, OrderedDict) else []
+            is_shared = tensors and all(type(one) is torch.Tensor and _address(one) in storages for one in tensors)
+            if is_shared and (key := ("weights", name, id(value))) not in self._shared:
+                self._shared.add(key)
+                self.note("kept", self._now)
 
     def _assign(self, here: Called, name: str, value: Any, line: Called) -> None:
         """A variable of the function at ``here`` has this value, after ``line``."""
@@ -189,6 +249,12 @@ class Lines:
         if not self._recording.forwards:
             used = [kind for kind, of in self._made.items() if any(made.itself() is not None for made in of)]
             now |= {f"restored_{kind}": [hash(str([*self._restored(kind)]))] for kind in used}
+        gradients = {_address(one.grad) for one in parameters if one.grad is not None}
+        states = (one for optimizer in optimizers for of in optimizer.state.values() for one in _flat(of, 1))
+        shared = {("state", id(one)) for one in states if torch.is_tensor(one) and _address(one) in gradients}
+        if not shared <= self._shared:
+            self._shared |= shared
+            self.note("alias", self._now)
         for at in self._stepped_for_nothing():
             self.note("unused", at)
         for what, prints in now.items():
@@ -224,6 +290,35 @@ class Lines:
         if key not in self._noted:
             self._noted.add(key)
             self._recording.note_at(at, "line", writes=writes)
+
+
+def _number(value: object) -> bool | int | float | complex | None:
+    if type(value) in _NUMBERS:
+        return value  # type: ignore[return-value]
+    is_one = type(value) is torch.Tensor and value.numel() == 1 and own_part(value).numel() == 1
+    return own_part(value).item() if is_one else None  # type: ignore[arg-type]
+
+
+def _address(tensor: torch.Tensor) -> int | torch.Tensor:
+    """Where the elements of a tensor are; the tensor itself if it has no such place."""
+    try:
+        return own_part(tensor).data_ptr() or tensor
+    except (RuntimeError, NotImplementedError):
+        return tensor
+
+
+def _flat(value: Any, depth: int) -> Iterator[Any]:
+    """What is in a list, a tuple or a dictionary, down to this depth."""
+    kind = type(value)
+    if depth and kind in (list, tuple, dict, OrderedDict):
+        for one in [*value.values()] if issubclass(kind, dict) else value:
+            yield from _flat(one, depth - 1)
+    else:
+        yield value
+
+
+def _is_nested(value: Any) -> bool:
+    return type(value) in (list, tuple) and any(type(one) in (list, tuple) for one in value)
 
 
 def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
