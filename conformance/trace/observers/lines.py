@@ -153,13 +153,14 @@ class Lines:
             # A `with` block ends at its first line, but what is returned is from the last.
             here = last
         for name, value in (("", returned), *frame.f_locals.items()):
-            if isinstance(value, torch.Tensor) and (node := _node(value)) is not None:
+            if issubclass(type(value), torch.Tensor) and (node := _node(value)) is not None:
                 node.metadata.setdefault(_LINE, self._now)
             elif (number := _number(value)) is not None:
                 came = self._returned
                 self._assign(here, name, number, last if came is None or came[0] is not value else came[1])
         self._collections(frame, returned)
-        self._returned = (returned, self._line_of(frame, returned)) if has_ended else None
+        assigned = self._line_of(frame, returned) if has_ended and _number(returned) is not None else None
+        self._returned = None if assigned is None else (returned, assigned)
         self._now = self._recording.sites.of(frame.f_back) if has_ended else here
         return here
 
@@ -172,23 +173,19 @@ class Lines:
 
     def _take(self, frame: FrameType) -> None:
         """The arguments of a function have the lines of the caller's variables that are given."""
-        if frame.f_back is not None:
+        if frame.f_back is not None and self._recording.sites.is_users(frame.f_back):
             here = self._recording.sites.of(frame)
             for name, value in frame.f_locals.items():
                 if (number := _number(value)) is not None:
-                    self._assign(here, name, number, self._line_of(frame.f_back, value))
+                    self._assign(here, name, number, self._line_of(frame.f_back, value) or self._now)
 
-    def _line_of(self, frame: FrameType, value: object) -> Called:
-        """The line that assigned the variable of a function with this value; the current one if none has it."""
+    def _line_of(self, frame: FrameType, value: object) -> Called | None:
+        """The line that assigned the variable of a function that has this value."""
         site = self._recording.sites.of(frame)[0]
-        for name, one in frame.f_locals.items() if site is not None and value is not None else ():
-            if (
-                one is value
-                and site is not None
-                and (found := self._assigned.get((site[0], site[2], name))) is not None
-            ):
-                return found[1]
-        return self._now
+        if site is None:
+            return None
+        names = (name for name, one in frame.f_locals.items() if one is value)
+        return next((at[1] for name in names if (at := self._assigned.get((site[0], site[2], name)))), None)
 
     def _collections(self, frame: FrameType, returned: Any) -> None:
         """Parameters that a function returns twice or only in part; weights that are kept without a copy."""
@@ -210,8 +207,7 @@ class Lines:
             self.note("twice", self._now)
         if not self._recording.forwards:
             return
-        own = frame.f_locals.get("self")
-        kept = {**frame.f_locals, **(vars(own) if hasattr(own, "__dict__") else {})}
+        kept = {**frame.f_locals, **_attributes(frame.f_locals.get("self"))}
         for name, value in kept.items():
             # Parameters themselves, and views of all weights in one tensor, are made before the training.
             tensors = [*_flat(value, 1)] if type(value) in (list, tuple, dict, OrderedDict) else []
@@ -297,6 +293,14 @@ def _number(value: object) -> bool | int | float | complex | None:
         return value  # type: ignore[return-value]
     is_one = type(value) is torch.Tensor and value.numel() == 1 and own_part(value).numel() == 1
     return own_part(value).item() if is_one else None  # type: ignore[arg-type]
+
+
+def _attributes(one: object) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = object.__getattribute__(one, "__dict__")
+    except AttributeError:
+        return {}
+    return dict(found) if type(found) is dict else {}
 
 
 def _address(tensor: torch.Tensor) -> int | torch.Tensor:
