@@ -61,6 +61,16 @@ class Source(NamedTuple):
         assigned = _assigned(function) if function is not None else ()
         return _only(value.lineno for target, value in assigned if _name(target) in names)
 
+    def caller(self, line: int) -> int | None:
+        """The only call of a function that consists of a line without arithmetic."""
+        function = self.around(line, *_FUNCTIONS)
+        if not isinstance(function, _FUNCTIONS) or len(function.body) > 1 or _finds(function.body[0], ast.BinOp):
+            return None
+        calls = (one for one in ast.walk(self.tree) if isinstance(one, ast.Call) and _name(one.func) == function.name)
+        # Other methods of this name, such as a loss's, are given something else.
+        given = sum(one.arg != "self" for one in function.args.args)
+        return _only(one.lineno for one in calls if len(one.args) == given)
+
     def divisor(self, line: int) -> int | None:
         """The only line that computes the attribute by which a line divides."""
         names = {
@@ -138,6 +148,10 @@ def _counts(within: ast.AST | None) -> list[ast.AugAssign]:
         and isinstance(node.value, ast.Constant)
         and node.value.value == 1
     ]
+
+
+def _finds(within: ast.AST, kind: type[ast.AST]) -> bool:
+    return any(isinstance(node, kind) for node in ast.walk(within))
 
 
 def _only(found: Iterator[int]) -> int | None:

@@ -79,7 +79,7 @@ def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run]
 def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target: str) -> result_lines.Lines | None:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
     no backward, step or other line that the law ``shows`` is in it, and one line calls it."""
-    own = _line(event, target)
+    own = _backward_line(event, target) if isinstance(event, BackwardBegin) else _line(event, target)
     # What a forward calls is wrong, not when it runs.
     if own is None or event.where is None or event.called_from is not None or isinstance(event, trace.Forward):
         return own
@@ -96,6 +96,20 @@ def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target:
     return result_lines.Lines(
         f"{own.where}, called from {path}:{line}", (*own.source, text) if own.source and text else ()
     )
+
+
+def _backward_line(event: Event, target: str) -> result_lines.Lines | None:
+    """The line of a backward, with the only call of its function if that does nothing else."""
+    own = _line(event, target)
+    if own is None or event.where is None or event.called_from is not None:
+        return own
+    path, line, _ = event.where
+    file = source(path, _folder(target))
+    call = None if file is None else file.caller(line)
+    text = None if call is None else text_of(path, call, _folder(target))
+    if not own.source or not text:
+        return own
+    return result_lines.Lines(f"{own.where}, called from {path}:{call}", (*own.source, text))
 
 
 def _line(event: Event | None, target: str) -> result_lines.Lines | None:
@@ -197,6 +211,8 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
         kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
     }
     lines = {kind.event: _line(event, target) for kind, event in best.items()}
+    if (backward := best.get(BackwardBegin)) is not None:
+        lines[BackwardBegin.event] = _backward_line(backward, target)
     lines = _written(judgement, window, target) | lines
     found = {kind: line for kind, line in lines.items() if line is not None}
     read = _own_line(_of_life(judgement.ranks, 1, Load, 0), target)
@@ -255,6 +271,10 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
         for one in lines:
             if (one.writes == "buffers" and one.line in forwards) or (one.writes == "state" and one.line in steps):
                 continue
+            if one.writes == "scaling":
+                if one.line not in known and passes and passes[-1].seq < one.seq < end:
+                    found["scaling"] = one
+                continue
             if one.writes != "gradient" and not one.writes.startswith(_RESTORED):
                 found[one.writes] = one
             if one.writes == "weights" and one.window is None:
@@ -268,6 +288,9 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
                     found["between"] = one
                 elif one.seq < end:
                     found["gradient"] = one
+        if "gradient" not in found:
+            # What is scaled is something else.
+            found.pop("scaling", None)
         if "kept" in found and "outside" in found and found["kept"].window != found["outside"].window:
             # Such as a checkpoint of other windows.
             del found["kept"]
@@ -461,7 +484,7 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     calls = step, _backward(rank, difference.step)
     # A wrong gradient shows in the step, but the backward divides the loss.
     at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
-    is_seen = at is not None and at.where is not None
+    seen = _backward_line(at, target) if isinstance(at, BackwardBegin) else _line(at, target)
     return result_lines.FirstDifference(
         step=difference.step,
         quantity=difference.quantity,
@@ -470,8 +493,8 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
         observed=difference.observed,
         error=None if difference.error is None else _float(difference.error),
         bound=_float(difference.bound),
-        where=at.line if at is not None and is_seen else None,
-        source=source_of(at, target) if at is not None and is_seen else (),
+        where=None if seen is None else seen.where,
+        source=() if seen is None else seen.source,
     )
 
 

@@ -76,6 +76,8 @@ EVERY = dict.fromkeys(
             "part",
             "kept",
             "alias",
+            "scaling",
+            "rounding",
         ),
     ],
     Place(

@@ -532,3 +532,25 @@ def test_the_start_of_an_epoch(training):
 
     train(training.task.dataloader())
     assert set(lines(training, "epoch")) == {first_line(train) + 2}
+
+
+def test_what_scales_gradients_and_rounds_the_state_of_an_optimizer(training):
+    def scale(flat):
+        count = torch.tensor(3.0) * 2
+        half = flat.half()
+        torch._foreach_mul_([flat], 2.0)
+        return flat / count, half
+
+    def train(model, batch):
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+        training.task.loss(model(batch.inputs), batch).backward()
+        scale(torch.cat([one.grad.reshape(-1) for one in parameters]))
+        optimizer.step()
+        state = optimizer.state_dict()["state"]
+        return [one["momentum_buffer"].to(torch.bfloat16) for one in state.values()]
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    scalings = lines(training, "scaling")
+    assert {first_line(scale) + 3, first_line(scale) + 4} <= {*scalings} and first_line(scale) + 1 not in scalings
+    assert lines(training, "rounding") == [first_line(train) + 7]

@@ -99,3 +99,27 @@ def test_values_that_are_computed_elsewhere(file):
 def test_a_file_that_is_not_python(tmp_path):
     (tmp_path / "broken.py").write_text("def (")
     assert source("broken.py", tmp_path) is None and source("missing.py", tmp_path) is None
+
+
+def test_the_call_of_a_helper_of_one_line(tmp_path):
+    code = """\
+class Fabric:
+    def backward(self, loss):
+        loss.backward()
+
+    def scaled(self, loss):
+        (loss / 2).backward()
+
+    def both(self, loss):
+        loss.backward()
+        self.count()
+
+
+fabric.backward(loss)
+fabric.scaled(loss)
+fabric.both(loss)
+"""
+    (tmp_path / "loop.py").write_text(code)
+    found = source("loop.py", tmp_path)
+    assert found is not None
+    assert [found.caller(line) for line in (3, 6, 9, 13)] == [13, None, None, None]

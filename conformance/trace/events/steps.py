@@ -277,6 +277,8 @@ class Line(
         "part",
         "kept",
         "alias",
+        "scaling",
+        "rounding",
         "scaler",
         "state",
         "restored_optimizer",

@@ -22,6 +22,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from conformance.trace.emit import Recording
@@ -44,6 +45,12 @@ _LINE = "conformance: line"
 #: By exact class: other objects may run code of the trainer when they are asked for theirs.
 _NUMBERS = (bool, int, float)
 _DIVISIONS = ("DivBackward0", "MulBackward0")
+#: Functions of torch, without underscores at their ends.
+_SCALINGS = {
+    *("div", "truediv", "itruediv", "rtruediv", "divide", "true_divide", "foreach_div"),
+    *("mul", "imul", "rmul", "multiply", "foreach_mul"),
+}
+_ROUNDINGS = {"to", "half", "bfloat16", "type", "type_as"}
 _CASTS = ("ToCopyBackward0",)
 #: Operations between the root of a backward and the division of its loss.
 _DEEPEST = 4
@@ -56,6 +63,21 @@ class _Made(NamedTuple):
     first: str
     holds: set[int]
     at: Called
+
+
+class _Operations(TorchFunctionMode):
+    """Notes the lines that scale and round tensors which need no gradient."""
+
+    def __init__(self, lines: Lines) -> None:
+        super().__init__()
+        self._computed = harmless(lines.computed)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "").strip("_")
+        if name in _SCALINGS or name in _ROUNDINGS:
+            self._computed(sys._getframe(1), args[0], result, name in _ROUNDINGS)
+        return result
 
 
 class Lines:
@@ -101,6 +123,18 @@ class Lines:
         name = _divisor(linecache.getline(self._recording.sites.path(str(file)), int(line)))
         if name is not None and (assigned := self._assigned.get((file, function, name))) is not None:
             self.note("divisor", assigned[1])
+
+    def computed(self, frame: FrameType, given: Any, result: Any, is_rounding: bool) -> None:
+        """An operation scaled a tensor, or converted it to another type."""
+        one = result if torch.is_tensor(result) else next(_flat(given, 1), None)
+        if not torch.is_tensor(one) or one.requires_grad or not one.is_floating_point() or self._left <= 0:
+            return
+        if not is_rounding and one.numel() > 1:
+            self.note("scaling", self._recording.sites.of(frame))
+        elif is_rounding and torch.is_tensor(given) and one.element_size() < given.element_size():
+            states = (_address(one) for optimizer in self._optimizers() for one in _tensors(optimizer))
+            if _address(given) in [*states]:
+                self.note("rounding", self._recording.sites.of(frame))
 
     def ends(self) -> None:
         """What is written from here on may be written by lines that are not seen."""
@@ -237,7 +271,7 @@ class Lines:
             }
         if self._recording.counting is not None:
             now["buffers"] = [*map(_print, self._recording.counting[1])]
-        optimizers = [one for made in self._made["optimizer"] if (one := made.itself()) is not None]
+        optimizers = self._optimizers()
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         now["rate"] = [hash(str(group.get("lr"))) for group in groups]
         now["optimizer"] = [hash(str(without_rates(of_group(group)))) for group in groups]
@@ -246,8 +280,8 @@ class Lines:
             used = [kind for kind, of in self._made.items() if any(made.itself() is not None for made in of)]
             now |= {f"restored_{kind}": [hash(str([*self._restored(kind)]))] for kind in used}
         gradients = {_address(one.grad) for one in parameters if one.grad is not None}
-        states = (one for optimizer in optimizers for of in optimizer.state.values() for one in _flat(of, 1))
-        shared = {("state", id(one)) for one in states if torch.is_tensor(one) and _address(one) in gradients}
+        states = (one for optimizer in optimizers for one in _tensors(optimizer))
+        shared = {("state", id(one)) for one in states if _address(one) in gradients}
         if not shared <= self._shared:
             self._shared |= shared
             self.note("alias", self._now)
@@ -259,6 +293,9 @@ class Lines:
                 self.note(what, self._now)
         self._seen = now
         self._had_others = self._had_others and self._has_others()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [one for made in self._made["optimizer"] if (one := made.itself()) is not None]
 
     def _stepped_for_nothing(self) -> Iterator[Called]:
         """The lines that made schedulers which step, but whose optimizers never did."""
@@ -319,6 +356,11 @@ def _flat(value: Any, depth: int) -> Iterator[Any]:
             yield from _flat(one, depth - 1)
     else:
         yield value
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The tensors of an optimizer's state."""
+    return [one for of in optimizer.state.values() for one in _flat(of, 1) if torch.is_tensor(one)]
 
 
 def _is_nested(value: Any) -> bool:
@@ -409,16 +451,17 @@ def _tracing(recording: Recording) -> Iterator[None]:
     recording.lines = lines
     begins, other_begins, of_threads = lines.begins, lines.other_begins, threading.gettrace()
     threading.settrace(other_begins if of_threads is None else of_threads)
-    sys.settrace(begins)
-    try:
-        yield
-    finally:
-        # The trainer may have set its own meanwhile.
-        if sys.gettrace() == begins:
-            sys.settrace(None)
-        if threading.gettrace() == other_begins:
-            threading.settrace(None)
-        recording.lines = None
+    with _Operations(lines):
+        sys.settrace(begins)
+        try:
+            yield
+        finally:
+            # The trainer may have set its own meanwhile.
+            if sys.gettrace() == begins:
+                sys.settrace(None)
+            if threading.gettrace() == other_begins:
+                threading.settrace(None)
+            recording.lines = None
 
 
 def observe(recording: Recording) -> Seams:
