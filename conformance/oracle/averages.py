@@ -149,7 +149,7 @@ def wrong(problem: Problem) -> Iterator[Averaging]:
             yield replace(by, text=text, fix=_ONCE, key=key, updates=updates)
         for restarts in () if problem.resumed_at is None else ("first", "stop", "initial"):
             fix = "save and load the average, and its number of updates"
-            text, edit = "does not restore its average of the weights on resume", "restore average"
+            text, edit = "does not restore its average of the weights on resume", "change uncounted; restore average"
             yield replace(by, text=text, fix=fix, restarts=restarts, edit=edit)
         for text, fix, kept in _of_mean() if average.decay is None else _of_decay(average.decay):
             yield replace(by, text=text, fix=fix, keeps=kept, edit="change averaging; change average")

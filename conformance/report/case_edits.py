@@ -16,22 +16,23 @@ from .signs import Cause
 OF_RESUMES = {
     "resumes at another place in the data": "find the restored place in the data from load",
     "resumed with other weights": "restore weights",
-    "resumed with other state of the optimizer": "restore optimizer",
+    "resumed with other state of the optimizer": "change rounding; restore optimizer",
     "resumed at the same loss scale": "restore scaler",
     "random numbers after the resume": "restore random",
     "averages of weights after the resume": "restore average",
 }
 
-_FACTOR = "find the factor at or above gradient|loss|backward"
+_FACTOR = "find the factor at or above scaling|gradient|loss|backward"
 #: By the kind of a cause and its key.
 OF_CAUSES: Mapping[tuple[str, str], str] = {
-    ("guard", "weights changed outside the steps"): "change outside",
-    ("guard", "factors by parameter"): _FACTOR,
+    ("guard", "weights changed outside the steps"): "change kept; change outside",
+    ("guard", "factors by parameter"): f"change twice; {_FACTOR}",
+    ("guard", "each parameter"): "change part",
     ("guard", "factors by rank"): _FACTOR,
     ("guard", "factors by micro-batch"): _FACTOR,
     ("guard", "learning rate of each step"): "change rate|scheduler",
     ("guard", "all samples read"): "change loader",
-    ("guard", "steps undone"): "change weights",
+    ("guard", "steps undone"): "change part; change weights",
     ("guard", "all parameters stepped"): "change optimizer",
     ("guard", "precision of the loss"): "change cast; find the rounding at or above backward",
     ("setup", "optimizer"): "change optimizer",

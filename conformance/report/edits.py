@@ -12,6 +12,7 @@ whose lines are known counts:
 - `clip right above step`: it moves over the lines in between, which it must follow.
 - `remove the division between backward and step`: the same, with both ends, if one function has them.
 - `restore optimizer`: the line that restored it, or else a new one below those that restore something.
+- `change `Sum` near optimizer`: the nearest line around a call that has this name, if any has.
 - `zero_grad also if skipped`: a call that a skipped step leaves out, by a `continue` above it.
 
 A call is `it` (the line with the problem), `origin` (where that starts), `load`, `save`, or a kind of event, such as
@@ -36,6 +37,7 @@ _BETWEEN = re.compile(r"(?P<do>remove|find) (?P<what>.+?) between (?P<call>\w+) 
 _RIGHT_ABOVE = re.compile(r"(?P<call>\w+) right above (?P<at>\w+)")
 _RESTORED = re.compile(r"restore (?P<what>\w+)")
 _ALSO = re.compile(r"(?P<call>\w+) also if skipped")
+_NEAR = re.compile(r"change `(?P<name>\w+)` near (?P<at>[\w|]+)")
 _SAID = {
     "at or above": "{at} or above it",
     "from": "{at} or below it",
@@ -162,6 +164,9 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
         return Edit(call, "at", f"change {{{call.at}}}", call.code)
     if _follows(call, at, side) and (condition := condition_of(call)) is not None:
         # A call in the correct order that is not always made.
+        if (flag := known.get(f"{match['call']}_flag")) is not None:
+            does = f"change {{{flag.at}}}, or the condition in {{{condition.at}}}"
+            return Edit(flag, "at", does, flag.code)
         lines = call.near(before=call.number - condition.number + 1)
         return Edit(condition, "at", f"change the condition in {{{condition.at}}}", marked(lines, condition.number))
     if _are_apart(call, at):
@@ -294,6 +299,18 @@ def _not_loaded(known: Mapping[str, Place], what: str) -> Edit | None:
     return Edit(Place(load.label, where, below[at]), "after", does, code)
 
 
+def _near(known: Mapping[str, Place], name: str, at: str) -> Edit | None:
+    """The nearest line with a name, around a call; None if there is none."""
+    place = _first(at, known)
+    named = [number for number, line in (place.numbered if place else {}).items() if re.search(rf"\b{name}\b", line)]
+    if place is None or not named:
+        return None
+    number = min(named, key=lambda one: abs(one - place.number))
+    own = Place(place.label, f"{place.file}:{number}", place.numbered[number])
+    near = {one: text for one, text in place.numbered.items() if abs(one - number) <= 1}
+    return Edit(own, "at", f"change `{name}` in {{{own.at}}}", marked(near, number))
+
+
 def _also(known: Mapping[str, Place], call: str) -> Edit | None:
     """The call above the `continue` that leaves it out; else the call, if its line has it."""
     place = known.get(call)
@@ -314,6 +331,7 @@ _FORMS: Mapping[re.Pattern[str], Callable[..., Edit | None]] = {
     _RIGHT_ABOVE: _right_above,
     _RESTORED: _restored,
     _ALSO: _also,
+    _NEAR: _near,
 }
 
 

@@ -172,7 +172,7 @@ def calls_of(case: CaseRecord) -> dict[str, Lines]:
     found = {kind_of(event): line for event, line in found.items()}
     if case.is_followed:
         # A change of gradients by hand comes after the loss, and so divides last.
-        divides = found.get("gradient", found.get("loss"))
+        divides = found.get("scaling", found.get("gradient", found.get("loss")))
         found |= {} if divides is None else {"division": divides}
         if "step" in found and found["weights"].where == found["step"].where:
             del found["weights"]

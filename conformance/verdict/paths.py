@@ -44,7 +44,7 @@ def text_of(path: str, line: int, folder: Path | None) -> str | None:
     An installed package may also lie in the working folder. folder: that of the trainer's file, where its other modules
     may be.
     """
-    texts = {around(file, line) for file in _files(path, folder)}
+    texts = {around(file, line) for file in files_of(path, folder)}
     return texts.pop() or None if len(texts) == 1 else None
 
 
@@ -52,12 +52,13 @@ def call_of(path: str, function: str, folder: Path | None) -> int | None:
     """The only line of a file that calls this function; None if there are several. path, folder: as in `text_of`."""
     name = function.rpartition(".")[2]
     call = re.compile(rf"(?<!def )\b{name}\(")
-    texts = [linecache.getlines(file) for file in _files(path, folder)] if name.isidentifier() else []
+    texts = [linecache.getlines(file) for file in files_of(path, folder)] if name.isidentifier() else []
     found = [number for lines in texts for number, text in enumerate(lines, 1) if call.search(text)]
     return found[0] if len(found) == 1 else None
 
 
-def _files(path: str, folder: Path | None) -> set[str]:
+def files_of(path: str, folder: Path | None) -> set[str]:
+    """The files that may have this path in events."""
     folders = {os.path.realpath(one) for one in (os.getcwd(), *sys.path, *([str(folder)] if folder else []))}
     # An invalid file name, such as half a surrogate pair, is no file.
     named = [os.path.join(one, path) for one in folders]

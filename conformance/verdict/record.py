@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
@@ -27,6 +27,7 @@ from conformance.verdict import timeline as drawn
 from conformance.verdict.bytes_sent import traffic
 from conformance.verdict.evidence import RankEvidence, exactly
 from conformance.verdict.judgement import Judgement
+from conformance.verdict.names import Source, source
 from conformance.verdict.paths import call_of, shortened, text_of
 from conformance.workloads.behaviour import split
 from conformance.workloads.precision import Format
@@ -78,7 +79,7 @@ def _finding(finding: checking.Finding, numbers: str | None, runs: Sequence[Run]
 def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target: str) -> result_lines.Lines | None:
     """The lines of an event, with the one that calls its function, if that is a helper of the function that trains:
     no backward, step or other line that the law ``shows`` is in it, and one line calls it."""
-    own = _line(event, target)
+    own = _backward_line(event, target) if isinstance(event, BackwardBegin) else _line(event, target)
     # What a forward calls is wrong, not when it runs.
     if own is None or event.where is None or event.called_from is not None or isinstance(event, trace.Forward):
         return own
@@ -95,6 +96,20 @@ def _called(event: Event, shows: Collection[Event], runs: Sequence[Run], target:
     return result_lines.Lines(
         f"{own.where}, called from {path}:{line}", (*own.source, text) if own.source and text else ()
     )
+
+
+def _backward_line(event: Event, target: str) -> result_lines.Lines | None:
+    """The line of a backward, with the only call of its function if that does nothing else."""
+    own = _line(event, target)
+    if own is None or event.where is None or event.called_from is not None:
+        return own
+    path, line, _ = event.where
+    file = source(path, _folder(target))
+    call = None if file is None else file.caller(line)
+    text = None if call is None else text_of(path, call, _folder(target))
+    if not own.source or not text:
+        return own
+    return result_lines.Lines(f"{own.where}, called from {path}:{call}", (*own.source, text))
 
 
 def _line(event: Event | None, target: str) -> result_lines.Lines | None:
@@ -196,8 +211,42 @@ def _calls(judgement: Judgement, target: str) -> dict[str, result_lines.Lines]:
         kind: max(of, key=lambda one: (one.window == window, -one.rank, one.seq)) for kind, of in seen.items() if of
     }
     lines = {kind.event: _line(event, target) for kind, event in best.items()}
+    if (backward := best.get(BackwardBegin)) is not None:
+        lines[BackwardBegin.event] = _backward_line(backward, target)
     lines = _written(judgement, window, target) | lines
-    return {kind: line for kind, line in lines.items() if line is not None}
+    found = {kind: line for kind, line in lines.items() if line is not None}
+    read = _own_line(_of_life(judgement.ranks, 1, Load, 0), target)
+    return dict(_followed(found | ({} if read is None else {"load": read}), _folder(target))) | found
+
+
+#: By the kind of line, how a name in it is followed, and what the found line is then.
+_NAMES: Mapping[str, tuple[str, Callable[[Source, int], int | None]]] = {
+    "forward": ("called", Source.called),
+    "loss": ("divisor", Source.divisor),
+    "weights": ("count", Source.counter),
+    "average": ("uncounted", Source.uncounted),
+    "load": ("restored", Source.restored),
+}
+#: Calls with conditions that may be wrong.
+_CONDITIONAL = ("schedule", "step", "zero_grad", "clip")
+
+
+def _followed(calls: Mapping[str, result_lines.Lines], folder: Path | None) -> Iterator[tuple[str, result_lines.Lines]]:
+    """The lines that assign what those of the calls use, and the conditions of these calls."""
+    for kind, of in calls.items():
+        path, _, line = of.where.partition(", called from ")[0].rpartition(":")
+        file = source(path, folder) if kind in (*_NAMES, *_CONDITIONAL) and line.isdecimal() else None
+        if file is None:
+            continue
+        found = dict[str, int | None]()
+        if kind in _NAMES:
+            name, follow = _NAMES[kind]
+            found[name] = follow(file, int(line))
+        elif (condition := file.condition(int(line))) is not None:
+            found = {f"{kind}_condition": condition.lineno, f"{kind}_flag": file.flag(condition)}
+        for name, at in found.items():
+            if at is not None and (text := text_of(path, at, folder)):
+                yield name, result_lines.Lines(f"{path}:{at}", (text,))
 
 
 def _written(judgement: Judgement, window: int | None, target: str) -> dict[str, result_lines.Lines | None]:
@@ -222,6 +271,10 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
         for one in lines:
             if (one.writes == "buffers" and one.line in forwards) or (one.writes == "state" and one.line in steps):
                 continue
+            if one.writes == "scaling":
+                if one.line not in known and passes and passes[-1].seq < one.seq < end:
+                    found["scaling"] = one
+                continue
             if one.writes != "gradient" and not one.writes.startswith(_RESTORED):
                 found[one.writes] = one
             if one.writes == "weights" and one.window is None:
@@ -235,6 +288,12 @@ def _written(judgement: Judgement, window: int | None, target: str) -> dict[str,
                     found["between"] = one
                 elif one.seq < end:
                     found["gradient"] = one
+        if "gradient" not in found:
+            # What is scaled is something else.
+            found.pop("scaling", None)
+        if "kept" in found and "outside" in found and found["kept"].window != found["outside"].window:
+            # Such as a checkpoint of other windows.
+            del found["kept"]
         each.append(found)
         seen.append({(one.writes, one.line) for one in lines})
     common = set[tuple[str, str]]().union(*seen).intersection(*filter(None, seen))
@@ -425,7 +484,7 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
     calls = step, _backward(rank, difference.step)
     # A wrong gradient shows in the step, but the backward divides the loss.
     at = next(filter(None, reversed(calls) if difference.quantity == "gradient" else calls), None)
-    is_seen = at is not None and at.where is not None
+    seen = _backward_line(at, target) if isinstance(at, BackwardBegin) else _line(at, target)
     return result_lines.FirstDifference(
         step=difference.step,
         quantity=difference.quantity,
@@ -434,8 +493,8 @@ def _difference(judgement: Judgement, parameters: Sequence[str], target: str) ->
         observed=difference.observed,
         error=None if difference.error is None else _float(difference.error),
         bound=_float(difference.bound),
-        where=at.line if at is not None and is_seen else None,
-        source=source_of(at, target) if at is not None and is_seen else (),
+        where=None if seen is None else seen.where,
+        source=() if seen is None else seen.source,
     )
 
 

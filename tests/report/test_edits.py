@@ -62,8 +62,29 @@ EVERY = dict.fromkeys(
         *("backward", "unscale", "clip", "step", "update", "schedule", "zero_grad"),
         *("beginning", "loss", "division", "divisor", "between", "gradient", "leftover"),
         *("weights", "rate", "scheduler", "averaging", "average", "buffers", "outside", "loader", "state", "cast"),
+        *(
+            "epoch",
+            "hook",
+            "sync",
+            "unused",
+            "count",
+            "called",
+            "uncounted",
+            "restored",
+            "step_condition",
+            "twice",
+            "part",
+            "kept",
+            "alias",
+            "scaling",
+            "rounding",
+        ),
     ],
-    Place("at", "a.py:9", "\n".join(["pass"] * 6 + ["loss.backward()", "x = 1", "optimizer.step()"] + ["pass"] * 8)),
+    Place(
+        "at",
+        "a.py:9",
+        "\n".join(["pass"] * 6 + ["loss.backward()", "dampening(Sum)", "optimizer.step()"] + ["pass"] * 8),
+    ),
 ) | {
     "backward": Place("at", "a.py:7", "loss.backward()"),
     "zero_grad": Place("at", "a.py:12", "optimizer.zero_grad()"),
@@ -311,6 +332,23 @@ def test_a_call_above_the_other_one_that_is_made_more_often(tmp_path, lines, sai
             {"it": 2, "unscale": 5},
             "let line 5 run before line 2",
             "  1 | def clean():\n> 2 |     change()",
+        ),
+        # The nearest line with a name; none if no line has it.
+        (
+            "change `Sum` near optimizer",
+            ["options = {", '    "op": hvd.Sum,', "}", "o = Optimizer(**options)"],
+            {"optimizer": 4},
+            "change `Sum` in line 2",
+            '  1 | options = {\n> 2 |     "op": hvd.Sum,\n  3 | }',
+        ),
+        ("change `Sum` near optimizer; change it", ["Summary(o)"], {"optimizer": 1, "it": 1}, "change line 1", "> 1 |"),
+        # The line that computes what the condition tests may be the wrong one.
+        (
+            "schedule below step",
+            ["skipped = scale() != old", "step()", "if not skipped:", "    schedule()"],
+            {"schedule": 4, "step": 2, "schedule_flag": 1},
+            "change line 1, or the condition in line 3",
+            "> 1 | skipped",
         ),
         # The line that scales the loss.
         (

@@ -422,3 +422,135 @@ def test_a_divisor_that_is_itself_a_quotient(training):
 
     train(training.task.model(), next(iter(training.task.dataloader())))
     assert lines(training, "divisor") == [first_line(train) + 1]
+
+
+def test_a_divisor_is_followed_through_returns_arguments_and_with(training):
+    def count_of(batch):
+        count = 1
+        count += len(batch.inputs)
+        return count
+
+    def loss_of(outputs, batch, samples):
+        with torch.enable_grad():
+            loss = training.task.loss(outputs, batch)
+            return loss / samples
+
+    def train(model, batch):
+        count = count_of(batch)
+        loss_of(model(batch.inputs), batch, count).backward()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "loss") == [first_line(loss_of) + 3]
+    assert lines(training, "divisor") == [first_line(count_of) + 2]
+
+
+def test_a_number_that_a_function_computes_in_its_return_is_assigned_by_the_caller(training):
+    def train(model, batch):
+        count = size(batch)
+        loss = training.task.loss(model(batch.inputs), batch) / count
+        loss.backward()
+
+    def size(batch):
+        return len(batch.inputs) + 1
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert lines(training, "divisor") == [first_line(train) + 1]
+
+
+def test_parameters_that_a_function_gives_twice_or_in_part(training):
+    def halves(parameters):
+        size = len(parameters) // 2
+        return [parameters[:size], parameters[2 * size :]]
+
+    def yields(parameters):
+        yield from parameters
+        yield parameters[0]
+
+    def doubles(parameters):
+        return [parameters, parameters]
+
+    def once(parameters):
+        yield from parameters
+        return [parameters[:1], parameters[1:]]
+
+    def train(model):
+        parameters = list(model.parameters())
+        halves(parameters), doubles(parameters)
+        for _ in range(2):
+            list(once(parameters))
+        list(yields(parameters))
+
+    train(training.task.model())
+    assert lines(training, "part") == [first_line(halves) + 2]
+    assert sorted(lines(training, "twice")) == sorted([first_line(doubles) + 1, first_line(yields) + 2])
+
+
+def test_weights_and_gradients_that_are_kept_without_a_copy(training):
+    def keep(optimizer, parameters):
+        own = [parameter.detach().clone() for parameter in parameters]
+        kept = {number: parameter.data for number, parameter in enumerate(parameters)}
+        for parameter in parameters:
+            optimizer.state[parameter]["copy"] = parameter.grad.clone()
+            optimizer.state[parameter]["velocity"] = parameter.grad
+        return own, kept
+
+    def train(model, batch):
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        views = [parameter.data for parameter in parameters]
+        training.task.loss(model(batch.inputs), batch).backward()
+        keep(optimizer, parameters)
+        return views
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert set(lines(training, "alias")) == {first_line(keep) + 5}
+    assert first_line(keep) + 2 in lines(training, "kept") and first_line(keep) + 1 not in lines(training, "kept")
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of")
+def test_a_schedule_of_an_optimizer_that_never_steps(training):
+    def train(model, batch):
+        other = torch.optim.SGD(model.parameters(), lr=1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        wrong = StepLR(other, 1)
+        right = StepLR(optimizer, 1)
+        for _ in range(3):
+            training.task.loss(model(batch.inputs), batch).backward()
+            optimizer.step()
+            wrong.step()
+            right.step()
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    assert set(lines(training, "unused")) == {first_line(train) + 3}
+
+
+def test_the_start_of_an_epoch(training):
+    def train(loader):
+        for _ in range(2):
+            for _batch in loader:
+                pass
+
+    train(training.task.dataloader())
+    assert set(lines(training, "epoch")) == {first_line(train) + 2}
+
+
+def test_what_scales_gradients_and_rounds_the_state_of_an_optimizer(training):
+    def scale(flat):
+        count = torch.tensor(3.0) * 2
+        half = flat.half()
+        torch._foreach_mul_([flat], 2.0)
+        return flat / count, half
+
+    def train(model, batch):
+        parameters = list(model.parameters())
+        optimizer = torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+        training.task.loss(model(batch.inputs), batch).backward()
+        scale(torch.cat([one.grad.reshape(-1) for one in parameters]))
+        optimizer.step()
+        state = optimizer.state_dict()["state"]
+        return [one["momentum_buffer"].to(torch.bfloat16) for one in state.values()]
+
+    train(training.task.model(), next(iter(training.task.dataloader())))
+    scalings = lines(training, "scaling")
+    assert {first_line(scale) + 3, first_line(scale) + 4} <= {*scalings} and first_line(scale) + 1 not in scalings
+    assert lines(training, "rounding") == [first_line(train) + 7]

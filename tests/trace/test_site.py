@@ -50,6 +50,17 @@ def test_a_framework_is_the_users_code_too(record):
     assert begin["called_from"] == mine
 
 
+def test_a_helper_that_calls_what_it_is_given_is_left_out():
+    def timed(function, *args):
+        return function(*args)
+
+    def named(function, argument):
+        return function(argument)
+
+    assert Sites(__file__).of(timed(sys._getframe, 0)) == (here(), None)
+    assert Sites(__file__).of(named(sys._getframe, 0))[0][2] == named.__qualname__
+
+
 def test_the_trainers_own_file_needs_no_second_place(record):
     recording = record()
     recording.recorder.sites.trainer_file = __file__

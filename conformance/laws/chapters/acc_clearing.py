@@ -65,10 +65,12 @@ def cleared_between_windows(window: Window) -> Outcome:
         f"window {previous.number}, {before}{partly}",
         "earlier windows",
         (*previous.attempts[-1:], *clears),
+        # A window without a step leaves its gradients to the next one.
+        "" if previous.attempts else "change step_condition",
     )
 
 
-def _adds_to(window: Window, of: str, others: str, shows: Sequence[trace.Event]) -> Broken:
+def _adds_to(window: Window, of: str, others: str, shows: Sequence[trace.Event], edit: str = "") -> Broken:
     first = window.backwards[0]
     return Broken(
         first,
@@ -77,6 +79,7 @@ def _adds_to(window: Window, of: str, others: str, shows: Sequence[trace.Event])
         why="a backward adds to the existing gradients",
         shows=(*shows, first),
         effect=f"Window {window.number} also uses gradients of {others}.",
+        edit=edit,
     )
 
 

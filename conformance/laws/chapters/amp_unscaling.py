@@ -240,6 +240,8 @@ def unscale_once(window: Window) -> Outcome:
         f"the gradients carry the loss scale {scale} only once",
         twice,
         None if refused else f"The step uses gradients that are {scale}x too small.",
+        # The scaler's own unscaling belongs to its step.
+        edit="remove gradient" if isinstance(first, trace.GradientChange) else "",
     )
 
 

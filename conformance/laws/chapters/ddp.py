@@ -167,6 +167,7 @@ def _torn_apart(window: Window, forward: trace.Forward, backward: trace.Backward
         Then rank r steps with its own g_r instead of (1/N) Σ g_r.""",
     source=f"{DOCS}: the forward of the wrapper prepares the backward",
     advice="call the model that DDP returns, not the module inside it (`model.module`)",
+    edit="change called; change it",
     fix="""
         model = DistributedDataParallel(model)
         loss = criterion(model(batch.inputs), batch.targets)  # not model.module(batch.inputs)
@@ -261,7 +262,7 @@ def _never_shared(window: Window, backward: trace.BackwardBegin) -> Broken:
         how = {"edit": f"find `{_FLAG}` at or above forward"}
         how["advice"] = f"set `{_FLAG} = True` before the forward of the last micro-batch"
     elif has_empty_shards(window):
-        how = {"edit": "find `set_requires_gradient_sync` at or above forward"}
+        how = {"edit": "change sync; find `set_requires_gradient_sync` at or above forward"}
         how["fault"] = "steps without gradients, which no backward of the window has reduced to shards"
         how["advice"] = "call `set_requires_gradient_sync(True)` before the backward of the last micro-batch"
     elif backward.syncs is None:

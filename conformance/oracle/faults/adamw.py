@@ -175,7 +175,7 @@ settings(
     lambda problem: len(problem.workload.model.tensors) > 1,
     fix="count a step once, before the loop over the parameters",
     why="Each parameter's bias correction is that of a later step",
-    edit=EDIT,
+    edit=f"change count; {EDIT}",
     is_fine=always,
 )
 class StepsCountedByParameter(Recurrence):

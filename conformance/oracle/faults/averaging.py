@@ -25,7 +25,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     at="exchange",
     fix="divide by the number of ranks once: by hand, or where a wrapper does it, nowhere else",
     why="A sum over ranks is the mean times the number of ranks",
-    edit="change division; find the divisor at or above backward",
+    edit="change hook; change `Sum` near optimizer; change division; find the divisor at or above backward",
 )
 class SumOverRanks(Recurrence):
     def over_ranks(self, window: Window) -> Fraction:

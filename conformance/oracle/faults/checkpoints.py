@@ -330,7 +330,7 @@ def _resumes_on_others(problem: Problem) -> bool:
     _resumes_on_others,
     fix="divide by the present number of ranks; do not restore it",
     why="The sum over the present ranks is divided by the number of ranks before the stop",
-    edit="find the restored number of ranks from load",
+    edit="change restored; find the restored number of ranks from load",
 )
 class DividesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:
@@ -342,7 +342,7 @@ class DividesByRanksOfTheStop(_ResumedOnOthers):
     _resumes_on_others,
     fix="multiply by the present number of ranks; do not restore it",
     why="The loss is multiplied by the number of ranks before the stop, then averaged over the present ones",
-    edit="find the restored number of ranks from load",
+    edit="change restored; find the restored number of ranks from load",
 )
 class MultipliesByRanksOfTheStop(_ResumedOnOthers):
     def factor(self, times: Fraction) -> Fraction:

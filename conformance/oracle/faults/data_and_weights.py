@@ -146,7 +146,7 @@ def in_first_order(problem: Problem, window: Window) -> Window:
     has_epochs,
     fix="call `sampler.set_epoch(epoch)` at the start of each epoch",
     why="The sampler's order depends on its epoch, which stays 0",
-    edit="change loader; change the order of the data above forward",
+    edit="add `sampler.set_epoch(epoch)` above epoch; change loader; change the order of the data above forward",
 )
 class EpochNeverSet(Recurrence):
     def read(self) -> Sequence[Window]:

@@ -27,7 +27,9 @@ def always(problem: Problem) -> bool:
     return True
 
 
-def formula(text: str, *conditions: Condition, fix: str, why: str, is_fine: Condition = always) -> Callable[[R], R]:
+def formula(
+    text: str, *conditions: Condition, fix: str, why: str, is_fine: Condition = always, edit: str = ""
+) -> Callable[[R], R]:
     """Decorator: adds a rule with another formula to the catalogue of faults; the rest is as in `fault`."""
 
     def add(rule: R) -> R:
@@ -37,7 +39,7 @@ def formula(text: str, *conditions: Condition, fix: str, why: str, is_fine: Cond
             return rule(spec, recurrence.problem.precision.master, recurrence.ledger)
 
         textbook = type(rule.__name__, (Recurrence,), {"rule": own})
-        fault(text, steps_with(kind), *conditions, fix=fix, why=why, edit=EDIT, is_fine=is_fine)(textbook)
+        fault(text, steps_with(kind), *conditions, fix=fix, why=why, edit=edit + EDIT, is_fine=is_fine)(textbook)
         return rule
 
     return add
@@ -116,6 +118,7 @@ class DecayPastStep(DecayPastMomentum):
     _dampens,
     fix="set the momentum to the first gradient as it is; dampening begins with the second",
     why="The first update is smaller by the dampening",
+    edit="change `dampening` near weights|state; ",
     is_fine=Fault.is_fine,
 )
 class DampensFirstGradient(SGDRule):

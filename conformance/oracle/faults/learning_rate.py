@@ -192,7 +192,7 @@ class ScheduleAfterEpochsToo(Recurrence):
     schedules,
     fix="call `scheduler.step()` after each step of this optimizer, and read `lr` from its groups in each step",
     why="All steps use the first learning rate",
-    edit="schedule below step",
+    edit="change unused; schedule below step",
 )
 class ScheduleIgnored(Recurrence):
     def place(self, step: int) -> int:

@@ -338,7 +338,7 @@ class WeightDecayTwice(Recurrence):
     has_momentum,
     fix="keep one optimizer for all steps, with its `momentum`",
     why="Each step uses the new gradient alone, without those of earlier steps",
-    edit="change optimizer; change the optimizer's settings above step",
+    edit="change alias; change optimizer; change the optimizer's settings above step",
 )
 class MomentumLost(Recurrence):
     def optimizer(self, group: int = 0) -> Optimizer:

@@ -173,7 +173,7 @@ _OF_MOMENTUM = (_Momentum, _MomentumStored, _MomentumOfRounded)
 def _edit(kind: type[_In16Bits]) -> str:
     if kind in _OF_MOMENTUM:
         return "change state; find the rounding at or above weights; change step"
-    return "" if kind in _OF_REDUCTIONS else "change between; change gradient"
+    return "change hook" if kind in _OF_REDUCTIONS else "change between; change gradient"
 
 
 for (_kind, _name, _text, _conditions), _fmt in product(_PLACES, (BF16, FP16)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -93,14 +95,23 @@ class Sites:
         return [here for code, here in self._calls(frame) if self._is_trainers(code)]
 
     def _calls(self, frame: FrameType | None) -> Iterator[tuple[_Code, Site]]:
-        """All calls in the user's code on the stack, innermost first."""
+        """All calls in the user's code on the stack, innermost first; not those of helpers that call what they are
+        given, such as timers: the line that calls these decides."""
+        passed = None
         while frame is not None:
             # Most frames belong to libraries, so these are checked first.
             identity = id(frame.f_code)
             code = None if identity in _libraries else self._known.get(identity) or self._of_user(frame)
             if code is not None:
-                yield code, [code.file, frame.f_lineno, code.function]
+                here: Site = [code.file, frame.f_lineno, code.function]
+                if not code.is_installed and _forwards(code.itself, frame.f_lineno):
+                    passed = passed or (code, here)
+                else:
+                    passed = None
+                    yield code, here
             frame = frame.f_back
+        if passed is not None:
+            yield passed
 
     def _is_trainers(self, code: _Code) -> bool:
         return code.path == self.trainer_file or (self._whole_project and not code.is_installed)
@@ -122,6 +133,17 @@ class Sites:
         file = self._files.get(path) or self._files.setdefault(path, shortened(path, self._folders))
         code = self._known[id(itself)] = _Code(itself, path, file, function, _is_installed(path))
         return code
+
+
+_FORWARD = re.compile(r"\b(\w+)\(\*\w+")
+
+
+def _forwards(code: CodeType, line: int) -> bool:
+    """Whether a line of a function calls a variable with the function's own `*args`."""
+    if not code.co_flags & inspect.CO_VARARGS:
+        return False
+    called = _FORWARD.search(linecache.getline(code.co_filename, line))
+    return called is not None and called[1] in (*code.co_varnames, *code.co_freevars)
 
 
 def _is_installed(path: str) -> bool:
