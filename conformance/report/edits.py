@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from types import MappingProxyType
 
-from .places import CALLED_FROM, CALLS, Place, condition_of, marked
+from .places import CALLED_FROM, CALLS, SEEN, Place, condition_of, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
@@ -95,13 +95,13 @@ class Edit:
         return frozenset(re.findall(r"\{(.*?:\d+)\}", self.does))
 
     def others(self, places: Iterable[Place]) -> tuple[Place, ...]:
-        """The places that say more than the edit: where the problem is seen, not calls that may be wrong."""
+        """The places that say more than the edit: neither calls that may be wrong, nor where the problem shows."""
         file, _, _ = self.place.at.rpartition(":")
         seen = {f"{file}:{number}" for number in re.findall(r"^. +(\d+) \|", self.code, re.MULTILINE)} | self.shown
         kept, is_of_call = list[Place](), False
         for one in places:
             # Its callers have no other label.
-            is_of_call = one.label in CALLS or (is_of_call and one.label == CALLED_FROM)
+            is_of_call = one.label in (*CALLS, SEEN) or (is_of_call and one.label == CALLED_FROM)
             kept += [one] if one.at not in seen and not is_of_call else []
         return tuple(kept)
 

@@ -11,7 +11,7 @@ from conformance.laws.law import catalogue
 from conformance.oracle import faults
 from conformance.report.case_edits import OF_CAUSES, OF_RESUMES
 from conformance.report.edits import Edit, edit_of
-from conformance.report.places import CALLED_FROM, Place
+from conformance.report.places import CALLED_FROM, SEEN, Place
 from conformance.trace.state.site import around
 from conformance.watch.report.remedies import EDITS
 
@@ -415,8 +415,9 @@ def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
 def test_lines_that_call_a_call_are_left_out_with_it():
     edit = Edit(Place("at", "train.py:26"), "at", "change {train.py:26}", "")
     call = Place("clip", "library.py:9"), Place(CALLED_FROM, "train.py:40")
-    seen = Place("seen at", "library.py:3"), Place(CALLED_FROM, "train.py:35")
-    assert edit.others((*seen, *call)) == edit.others((*call, *seen)) == seen
+    seen = Place(SEEN, "library.py:3"), Place(CALLED_FROM, "train.py:33")
+    start = Place("starts at", "library.py:3"), Place(CALLED_FROM, "train.py:35")
+    assert edit.others((*start, *call, *seen)) == edit.others((*call, *seen, *start)) == start
 
 
 def test_edits_are_of_guards_and_setups_that_exist():
