@@ -407,6 +407,24 @@ def test_a_size_of_a_name_that_changes_before_is_not_written(tmp_path: Path, lin
     assert edit is not None and ("(loss / len(window)).backward()" in edit.code) == is_shown
 
 
+@pytest.mark.parametrize(
+    ("header", "body", "role"),
+    [
+        ("def update(loss, is_last):", "    pass", "in a caller of"),
+        ("    def __call__(self, loss):", "        pass", "in a caller of"),
+        ("def update(batch):", "    pass", "at or above"),
+        ("def update(loss):", "    loss = loss + penalty(model)", "at or above"),
+    ],
+)
+def test_the_division_of_a_loss_that_a_function_takes_is_in_its_caller(
+    tmp_path: Path, header: str, body: str, role: str
+) -> None:
+    space = body[: len(body) - len(body.lstrip())]
+    places = _places(tmp_path, f"{header}\n{body}\n{space}loss.backward()\n{space}step()\n", backward=3)
+    edit = edit_of("find the division at or above backward", places)
+    assert edit is not None and edit.role == role
+
+
 def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
     edit = edit_of("zero_grad below step", _places(tmp_path, "optimizers[p].step()\n", step=1))
     assert edit is not None and edit.said("a.py") == "add `optimizers[p].zero_grad()` below line 1"

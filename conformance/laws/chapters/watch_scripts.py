@@ -285,6 +285,7 @@ LAWS: dict[str, Law] = {
             "A shorter window that is divided by the nominal length counts too little, a longer one too much.",
             "divide by the number of micro-batches in this step",
             ("micro-batches", "weighted"),
+            edit="find the division at or above it",
         ),
     )
 }
