@@ -23,6 +23,7 @@ from conformance.laws.chapters import CHAPTERS
 from conformance.laws.explain import HARMLESS, settled_by
 from conformance.laws.law import Law, catalogue
 from conformance.report.card import cards, first_difference
+from conformance.report.text import plural
 from conformance.results.reader import Results
 from conformance.results.result_lines import PASSED, CaseRecord, Header
 from fixtures.specimens import BASES, Specimen, specimens
@@ -176,7 +177,8 @@ def _of_a_run(law: Law, case: CaseRecord | None) -> Iterator[str]:
     if found := published().get(law.id):
         yield "## In frameworks"
         yield "\n".join(
-            f"- [{name} {version}](../../../reports/{name}.html): {count} cases" for name, version, count in found
+            f"- [{' '.join(filter(None, [name, version]))}](../../../reports/{name}.html): {plural(count, 'case')}"
+            for name, version, count in found
         )
 
 
@@ -280,6 +282,8 @@ def published() -> Mapping[str, Sequence[tuple[str, str, int]]]:
             cases = [json.loads(line) for line in lines if '"findings"' in line]
         broken = [{finding["law"] for finding in case["findings"]} for case in cases if case["verdict"] not in PASSED]
         for id in sorted(set().union(*broken)):
-            version = str(header["machine"].get(file.stem, ""))
+            machine = header["machine"]
+            # Some distributions are named like their module.
+            version = str(machine.get(file.stem) or machine.get(file.stem.replace("-", "_"), ""))
             found[id].append((file.stem, version, sum(id in laws for laws in broken)))
     return found

@@ -217,12 +217,14 @@ def page(found: Sequence[Report]) -> str:
     style = (ROOT / "conformance" / "report" / "assets" / "report.css").read_text()
     references = [one for one in found if one.name in REFERENCE]
     frameworks = [one for one in found if one not in references]
+    every = (cell for of in found for cells in of.rows.values() for cell in cells.values())
     return environment.get_template("reports_page.html.j2").render(
         reports=found,
         frameworks=frameworks,
         references=references,
         columns=COLUMNS,
         precisions=[one for one in PRECISIONS if any(one in cells for of in found for cells in of.rows.values())],
+        looks=[*dict.fromkeys(cell.look for cell in every if cell.wrong)],
         style=Markup(style),
     )
 

@@ -20,7 +20,7 @@ from conformance.watch.records import Site
 from conformance.watch.report.digest import digest
 from conformance.watch.report.moments import place
 from conformance.watch.report.remedies import fix
-from conformance.watch.report.sentences import sentence
+from conformance.watch.report.sentences import observed, sentence
 from conformance.watch.verdict import Expected, Row, State, Verdict, outcome
 
 SCHEMA_VERSION = 1
@@ -73,6 +73,7 @@ class WatchProblem:
     requires: Annotated[str, "what the law requires"]
     why: str
     effect: Annotated[str | None, "what it does to the update"]
+    observed: Annotated[str | None, "how much of each micro-batch a step uses, for some titles"]
     fix: str
     file: Annotated[str | None, "from the current folder"]
     line: int | None
@@ -233,7 +234,8 @@ def _problem(cause: Cause, of: Property, findings: Findings) -> WatchProblem:
         requires=first.text.says,
         why=first.text.why,
         effect=None if first.effect is None else sentence(first.effect),
-        fix=fix(first),
+        observed=observed(first.says),
+        fix=fix(first, findings),
         file=file,
         line=line,
         source=source,

@@ -262,7 +262,7 @@ def _card(failure: Failure, every: Sequence[CaseRecord]) -> CaseCard:
         effect=". ".join(filter(None, _effects(example, law, text))) or None,
         # The law's snippet shows the law's own advice, which the other ranks may follow already.
         fix=law.fix if law and not is_known and not is_told and not law.advice and not on_some else None,
-        advice=in_names(of_law or reason.advice or _known_fix(bugs) or of_error or debug or "", known) or None,
+        advice=in_names(of_law or reason.advice or _known_fix(bugs, example) or of_error or debug or "", known) or None,
         edit=edit,
         extent=_counted(failure.cases, every),
         scope=failure.where,
@@ -341,9 +341,10 @@ def _rest(headline: str, title: str) -> str:
     return capitalized((rest.replace(advice, "") if advice else rest).strip(" …"))
 
 
-def _known_fix(bugs: Sequence[str]) -> str:
+def _known_fix(bugs: Sequence[str], example: CaseRecord) -> str:
     """What to change for a known bug, if there are not too many with the same numbers."""
-    fixes = {fault.name: fault.fix for fault in KNOWN}
+    has_ranks = example.world_size > 1
+    fixes = {fault.name: (has_ranks and fault.fix_of_ranks) or fault.fix for fault in KNOWN}
     found = dict.fromkeys("; ".join(fixes[one] for one in single_bugs(name) if one in fixes) for name in bugs)
     return "; or ".join(found) if len(found) <= _FEW else ""
 

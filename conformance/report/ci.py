@@ -91,7 +91,9 @@ def message(results: Results) -> str:
     judged = results.passed + results.failed
     if results.cut_off or not judged:
         return summary(results).title.lower()
-    return f"{results.passed} of {judged} cases passed" if results.failed else f"{plural(judged, 'case')} passed"
+    return (
+        f"{results.passed} of {plural(judged, 'case')} passed" if results.failed else f"{plural(judged, 'case')} passed"
+    )
 
 
 def endpoint(results: Results) -> str:

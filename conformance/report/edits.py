@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from textwrap import dedent
 from types import MappingProxyType
 
-from .places import CALLED_FROM, CALLS, Place, condition_of, marked
+from .places import CALLED_FROM, CALLS, SEEN, Place, condition_of, marked
 
 _CALL = re.compile(r"(?P<do>change|remove) (?P<call>[\w|]+)(?: to `(?P<to>.+)`)?")
 _ORDER = re.compile(r"(?P<call>\w+) (?P<side>above|below) (?P<at>[\w|]+)")
@@ -62,6 +62,8 @@ _LOADED = {
 #: The loss that a line sends backward: `loss.backward()`, `fabric.backward(loss)`.
 _BACKWARD = re.compile(r"\b(?:(?P<of>\w+)\.backward\(\)|backward\((?P<given>\w+)[,)])")
 
+_FUNCTION = re.compile(r"\s*(async )?def (?P<name>\w+)\((?P<takes>.*)")
+
 _STEP = re.compile(r"\s*(?P<by>\S+)\.step\((?P<of>[\w.\[\]]*)\)\s*(#.*)?")
 
 #: The call to add, by the kind of event that notes it.
@@ -76,6 +78,9 @@ _MISSING = {
 
 #: More lines would not leave a problem on one screen.
 _SEARCHED = 5
+
+#: The role of a line whose caller is to be edited.
+_CALLER = "in a caller of"
 
 #: The role of the place of a new line.
 _ROLES = {"above": "before", "below": "after", "at or above": "at or above", "from": "from", "in": "at"}
@@ -97,19 +102,22 @@ class Edit:
         return frozenset(re.findall(r"\{(.*?:\d+)\}", self.does))
 
     def others(self, places: Iterable[Place]) -> tuple[Place, ...]:
-        """The places that say more than the edit: where the problem is seen, not calls that may be wrong."""
+        """The places that say more than the edit: neither calls that may be wrong, nor where the problem shows."""
         file, _, _ = self.place.at.rpartition(":")
         seen = {f"{file}:{number}" for number in re.findall(r"^. +(\d+) \|", self.code, re.MULTILINE)} | self.shown
         kept, is_of_call = list[Place](), False
         for one in places:
             # Its callers have no other label.
-            is_of_call = one.label in CALLS or (is_of_call and one.label == CALLED_FROM)
+            is_of_call = one.label in (*CALLS, SEEN) or (is_of_call and one.label == CALLED_FROM)
             kept += [one] if one.at not in seen and not is_of_call else []
         return tuple(kept)
 
     def titled(self, role: str, where: str | None) -> tuple[str, str]:
         """The role and the line for a title: of the problem, if the edit names its line, else of the edit."""
-        return (role, where) if role == "at" and where in self.shown else (self.role, self.place.at)
+        is_of_caller = self.role == _CALLER
+        return (
+            (role, where) if role == "at" and where in self.shown and not is_of_caller else (self.role, self.place.at)
+        )
 
     def said(self, file: str) -> str:
         """The change in words. file: the one that needs no name."""
@@ -225,7 +233,7 @@ def _unlocated(what: str, side: str, at: Place) -> Edit:
     for it."""
     names = re.findall(r"`(.+?)`", what)
     named = [number for number, line in at.numbered.items() if any(name in line for name in names)]
-    loss = _BACKWARD.search(at.own)
+    loss, scales = _BACKWARD.search(at.own), None
     if loss is not None and re.search(r"\b(loss|divisor|divisions?|factor)\b", what):
         scales = re.compile(rf"\s*{loss['of'] or loss['given']}\s*([*/]=|=(?!=).*[*/])")
         named = [number for number, line in at.numbered.items() if number < at.number and scales.match(line)]
@@ -235,7 +243,18 @@ def _unlocated(what: str, side: str, at: Place) -> Edit:
         own_line = Place(at.label, where, at.numbered[number])
         between = {one: text for one, text in at.numbered.items() if number - 1 <= one <= max(number, at.number) + 1}
         return Edit(own_line, "at", f"change {what} in {{{where}}}", marked(between, number))
+    if scales is not None and loss is not None and (name := _taker(at, loss["of"] or loss["given"])) is not None:
+        does = f"find {what} where `{name}` is called: {{{at.at}}} only sends the loss backward"
+        return Edit(at, _CALLER, does, _towards(at, side))
     return Edit(at, _ROLES[side], f"find {what}: {_SAID[side].format(at=f'{{{at.at}}}')}", _towards(at, side))
+
+
+def _taker(at: Place, loss: str) -> str | None:
+    """The function around a line, if it takes the loss and does not change it: its callers do."""
+    before = [text for number, text in at.numbered.items() if number < at.number]
+    header = _FUNCTION.match(before[0]) if before else None
+    is_changed = any(re.match(rf"\s*{loss}\b[^=]*=(?!=)", text) for text in before)
+    return header["name"] if header and re.search(rf"\b{loss}\b", header["takes"]) and not is_changed else None
 
 
 def _between(known: Mapping[str, Place], do: str, what: str, call: str, at: str) -> Edit | None:

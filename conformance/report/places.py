@@ -152,7 +152,7 @@ _EVENTS: Mapping[Call, tuple[str, ...]] = {
 }
 
 #: The role of a line that only shows the bug.
-SEEN = "seen at"
+SEEN = "at or before"
 
 #: The role of the line that loads a checkpoint. What is restored follows it.
 RESUMES, SAVES = "resumes at", "saves at"

@@ -51,6 +51,7 @@ def render_terminal(
         console.print(table)
     if results.passed + results.failed:
         counts = [*_counts(results, PASSED + NOT_CONFORMING)]
+        _print_legend(results, console)
         console.print(Columns(counts, padding=(0, 3)))
         _print_meanings(results, NOT_CONFORMING, console)
     shown = problems if detail == "verbose" else problems[:MOST_PROBLEMS]
@@ -70,6 +71,12 @@ def _counts(results: Results, verdicts: Sequence[str]) -> Iterator[Text]:
     for look, count in overall(results):
         if look.verdict in verdicts:
             yield Text.assemble((look.glyph, STYLES[look.tone]), f" {count} {look.verdict}")
+
+
+def _print_legend(results: Results, console: Console) -> None:
+    """Prints how to read a cell with failures."""
+    if results.failed:
+        console.print(Text("✗ n of m: n of m cases failed   ·: no case", "dim"))
 
 
 def _print_meanings(results: Results, verdicts: Sequence[str], console: Console) -> None:

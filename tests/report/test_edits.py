@@ -11,7 +11,7 @@ from conformance.laws.law import catalogue
 from conformance.oracle import faults
 from conformance.report.case_edits import OF_CAUSES, OF_RESUMES
 from conformance.report.edits import Edit, edit_of
-from conformance.report.places import CALLED_FROM, Place
+from conformance.report.places import CALLED_FROM, SEEN, Place
 from conformance.trace.state.site import around
 from conformance.watch.report.remedies import EDITS
 
@@ -445,6 +445,24 @@ def test_a_size_of_a_name_that_changes_before_is_not_written(tmp_path: Path, lin
     assert edit is not None and ("(loss / len(window)).backward()" in edit.code) == is_shown
 
 
+@pytest.mark.parametrize(
+    ("header", "body", "role"),
+    [
+        ("def update(loss, is_last):", "    pass", "in a caller of"),
+        ("    def __call__(self, loss):", "        pass", "in a caller of"),
+        ("def update(batch):", "    pass", "at or above"),
+        ("def update(loss):", "    loss = loss + penalty(model)", "at or above"),
+    ],
+)
+def test_the_division_of_a_loss_that_a_function_takes_is_in_its_caller(
+    tmp_path: Path, header: str, body: str, role: str
+) -> None:
+    space = body[: len(body) - len(body.lstrip())]
+    places = _places(tmp_path, f"{header}\n{body}\n{space}loss.backward()\n{space}step()\n", backward=3)
+    edit = edit_of("find the division at or above backward", places)
+    assert edit is not None and edit.role == role
+
+
 def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
     edit = edit_of("zero_grad below step", _places(tmp_path, "optimizers[p].step()\n", step=1))
     assert edit is not None and edit.said("a.py") == "add `optimizers[p].zero_grad()` below line 1"
@@ -453,8 +471,9 @@ def test_an_added_call_is_of_the_optimizer_that_steps(tmp_path: Path) -> None:
 def test_lines_that_call_a_call_are_left_out_with_it():
     edit = Edit(Place("at", "train.py:26"), "at", "change {train.py:26}", "")
     call = Place("clip", "library.py:9"), Place(CALLED_FROM, "train.py:40")
-    seen = Place("seen at", "library.py:3"), Place(CALLED_FROM, "train.py:35")
-    assert edit.others((*seen, *call)) == edit.others((*call, *seen)) == seen
+    seen = Place(SEEN, "library.py:3"), Place(CALLED_FROM, "train.py:33")
+    start = Place("starts at", "library.py:3"), Place(CALLED_FROM, "train.py:35")
+    assert edit.others((*start, *call, *seen)) == edit.others((*call, *seen, *start)) == start
 
 
 def test_edits_are_of_guards_and_setups_that_exist():

@@ -138,17 +138,17 @@ def test_numbers_alone_blame_no_line_and_name_the_calls_of_their_window(results)
     first = replace(case.first_difference, where="f.py:9, called from loop.py:41", source=("step()", "fit(x)"))
     case = replace(case, first_difference=first, timeline=moments, guards=(), explained_by=())
     [card] = cards(replace(results, cases=(case,)))
-    assert (card.role, card.where) == ("seen at", first.where)
+    assert (card.role, card.where) == ("at or before", first.where)
     assert [(place.label, place.at, place.code) for place in card.places] == [
-        ("seen at", "f.py:9", "> 9 | step()"),
+        ("at or before", "f.py:9", "> 9 | step()"),
         ("called from", "loop.py:41", "> 41 | fit(x)"),
     ]
     # The backward may divide the loss, so it comes before the step where a wrong gradient shows.
     case = replace(case, first_difference=replace(first, quantity="gradient", where="my_loop.py:35", source=("f(x)",)))
     [card] = cards(replace(results, cases=(case,)))
     found = [(place.label, place.at, place.code) for place in card.places]
-    assert found[0] == ("seen at", "my_loop.py:35", "> 35 | f(x)")
-    assert [label for label, *_ in found] == ["seen at", "unscale", "clip", "step"]
+    assert found[0] == ("at or before", "my_loop.py:35", "> 35 | f(x)")
+    assert [label for label, *_ in found] == ["at or before", "unscale", "clip", "step"]
 
 
 def test_the_line_of_a_reason_is_the_place_also_with_spaces_and_commas_in_its_path(results):

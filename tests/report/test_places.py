@@ -66,23 +66,23 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
     ("fields", "places"),
     [
         ({"findings": (BROKEN,)}, [("before", 31)]),
-        ({"findings": (PARTED,)}, [("seen at", 98)]),
-        ({"findings": (replace(PARTED, origin=Lines("train.py:53")),)}, [("at", 53), ("seen at", 98)]),
-        ({"first_difference": WRONG, "timeline": CALLED}, [("seen at", 75), ("schedule", 79)]),
-        (RESUMED, [("resumes at", 42), ("seen at", 75), ("schedule", 79)]),
+        ({"findings": (PARTED,)}, [("at or before", 98)]),
+        ({"findings": (replace(PARTED, origin=Lines("train.py:53")),)}, [("at", 53)]),
+        ({"first_difference": WRONG, "timeline": CALLED}, [("at or before", 75), ("schedule", 79)]),
+        (RESUMED, [("resumes at", 42), ("at or before", 75), ("schedule", 79)]),
         (
             RESUMED | {"saved_at": Lines("train.py:90")},
-            [("resumes at", 42), ("saves at", 90), ("seen at", 75), ("schedule", 79)],
+            [("resumes at", 42), ("saves at", 90), ("at or before", 75), ("schedule", 79)],
         ),
         (RESUMED | {"guards": (ELSEWHERE,)}, [("from", 42)]),
-        (RESUMED | {"read_at": None}, [("seen at", 75), ("schedule", 79)]),
+        (RESUMED | {"read_at": None}, [("at or before", 75), ("schedule", 79)]),
         # Its numbers were wrong before the stop.
-        (RESUMED | {"resumed_at": 5}, [("seen at", 75), ("schedule", 79)]),
+        (RESUMED | {"resumed_at": 5}, [("at or before", 75), ("schedule", 79)]),
         (RESUMED | {"findings": (BROKEN,)}, [("before", 31)]),
-        (RESUMED | {"findings": (PARTED,)}, [("resumes at", 42), ("seen at", 98)]),
-        (GRADIENT, [("seen at", 75), ("clip", 73)]),
-        (GRADIENT | {"explained_by": ("clips-each-parameter",)}, [("at", 73), ("seen at", 75)]),
-        (GRADIENT | {"explained_by": ("reduction-in-bfloat16",)}, [("at", 72), ("seen at", 75), ("clip", 73)]),
+        (RESUMED | {"findings": (PARTED,)}, [("resumes at", 42), ("at or before", 98)]),
+        (GRADIENT, [("at or before", 75), ("clip", 73)]),
+        (GRADIENT | {"explained_by": ("clips-each-parameter",)}, [("at", 73)]),
+        (GRADIENT | {"explained_by": ("reduction-in-bfloat16",)}, [("at", 72), ("at or before", 75), ("clip", 73)]),
         (
             # Two lines leave it open.
             GRADIENT
@@ -92,10 +92,10 @@ def shown(results: Results, *cases: CaseRecord) -> Card:
                     (Moment(0, 0.5, "backward_begin", ""), EXCHANGED, replace(EXCHANGED, where="a.py:9"))
                 ),
             },
-            [("seen at", 75)],
+            [("at or before", 75)],
         ),
-        (GRADIENT | {"explained_by": ("schedule-twice",)}, [("at", 79), ("seen at", 75)]),
-        (GRADIENT | {"explained_by": ("not-clipped",)}, [("seen at", 75), ("clip", 73)]),
+        (GRADIENT | {"explained_by": ("schedule-twice",)}, [("at", 79)]),
+        (GRADIENT | {"explained_by": ("not-clipped",)}, [("at or before", 75), ("clip", 73)]),
         ({"reason": Reason(where="train.py:60"), "first_difference": None}, [("at", 60)]),
         ({"verdict": "CRASH", "reason": Reason(where="train.py:60")}, [("raised at", 60)]),
     ],
@@ -116,13 +116,13 @@ def test_a_bug_that_cases_without_a_resume_have_is_not_at_the_resume(results: Re
     resumed = replace(case, id=f"{case.id}-resumed-at-4", **RESUMED)
     assert shown(results, resumed).role == "resumes at"
     plain = replace(resumed, id=case.id, resumed_at=None, read_at=None)
-    assert shown(results, resumed, plain).role == "seen at"
+    assert shown(results, resumed, plain).role == "at or before"
 
 
 def test_a_title_has_the_role_of_a_line_that_is_not_wrong_by_itself(results: Results, case: CaseRecord) -> None:
     at, seen = (shown(results, replace(case, findings=(one,))).headline for one in (BROKEN, PARTED))
     assert at == "The trainer clips before it unscales (train.py:31)"
-    assert seen.endswith("(seen at train.py:98)")
+    assert seen.endswith("(at or before train.py:98)")
 
 
 @pytest.mark.parametrize(("line", "does"), [(33, "add"), (32, "move")])

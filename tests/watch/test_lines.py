@@ -4,6 +4,7 @@ import pytest
 
 from conformance.watch import records
 from conformance.watch.judging.properties import Property
+from conformance.watch.report.watch_cards import cards
 from conformance.watch.verdict import outcome
 
 from .scripts import LINE, Script, averaged, stepped, total
@@ -86,6 +87,29 @@ def test_the_line_of_the_wrong_call_is_blamed(window, expected):
         record.site = [LINE[0], LINES[type(record)], LINE[2]]
     [cause] = script.findings().causes.values()
     assert (cause.first.law, cause.first.site[1]) == (expected[0], LINES[expected[1]])
+
+
+@pytest.mark.parametrize(
+    ("how", "fix"),
+    [
+        ({"waits": True}, "leave `no_sync()` before"),
+        ({"around": True}, "call the model that DDP returns"),
+        ({}, "all-reduce `p.grad`"),
+        ({"wraps": False}, "all-reduce `p.grad`"),
+    ],
+)
+def test_a_missing_average_has_the_one_fix_that_fits_the_script(how, fix):
+    script = Script(drift=0.1)
+    if how.get("wraps", True):
+        script.each(records.Wrapped(0))
+    for _ in range(3):
+        script.step(own(script, **how))
+        script.clear()
+    for record in (one for stream in script.streams for one in stream if type(one) in LINES):
+        record.site = [LINE[0], LINES[type(record)], LINE[2]]
+    findings = script.findings()
+    [card] = cards(outcome(findings).causes, findings, "")
+    assert card.advice is not None and card.advice.startswith(fix) and " or " not in card.advice
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,34 @@ def test_an_edit_moves_only_a_call_of_the_optimizer(optimizer, line, does):
     assert card.edit.said("a") == does
 
 
+@pytest.mark.parametrize(
+    ("types", "made", "said_"),
+    [
+        ({0: "SGD"}, {0: 3}, "in 2 of 4 steps, first"),
+        ({0: "SGD", 1: "AdamW"}, {0: 3, 1: 4}, "in 2 of 4 steps of SGD (x.py:3), first"),
+        ({0: "SGD", 1: "SGD"}, {0: 3, 1: 4}, "in 2 of 4 steps of SGD (x.py:3), first"),
+        ({0: "SGD", 1: "SGD"}, {0: 3, 1: 3}, "in 2 of 4 steps of the first SGD (x.py:3), first"),
+        ({0: "SGD", 1: "SGD"}, {}, "in 2 of 4 steps of the first SGD, first"),
+    ],
+)
+def test_one_of_several_optimizers_is_named_by_its_class_and_line(types, made, said_):
+    findings = Findings(types=types, made={number: ["x.py", line, "f"] for number, line in made.items()})
+    for step in (1, 3):
+        findings.add(Finding("watch/averaged", said("own-gradients"), step, (0,), optimizer=0))
+    findings.stepped[0] = 4
+    [card] = cards_of(findings)
+    assert card.extent.startswith(said_)
+
+
+def test_factors_of_micro_batches_are_observed_and_not_in_the_title():
+    findings = Findings()
+    says = said("micro-batches-own", places=[2, 3], table="rank 0: 1, 1; rank 1: 1, 0")
+    findings.add(Finding("watch/averaged", says, 0, (0,)))
+    [card] = cards_of(findings)
+    assert card.title == "gradients of micro-batches 2, 3 were not averaged over the ranks"
+    assert ("observed", "factors of micro-batches in the step: rank 0: 1, 1; rank 1: 1, 0") in card.facts
+
+
 def test_the_number_of_steps_is_unknown_if_differences_show_only_at_first():
     findings = Findings(stepped=Counter({0: 12}))
     for step in (0, 1):

@@ -88,7 +88,7 @@ _PARTED_BY = (
         into equal parts, or all of them if only a copy is averaged. From then on, these weights differ from rank to
         rank.""",
     source=f"{DOCS}: parameters must not be added, nor be unfrozen, after the model was wrapped",
-    advice="all-reduce these gradients too, or wrap the model when all its parameters are trainable",
+    advice="all-reduce these gradients too, and divide them by the number of ranks",
     edit="add the average of these gradients above unscale|clip|step",
     fix="""
         for parameter in model.parameters():  # DistributedDataParallel averages those that it found trainable

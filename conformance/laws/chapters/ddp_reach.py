@@ -18,7 +18,7 @@ from conformance.trace.short_texts import enumerated
     why="""A collective averages over its own group only. If that is a node, or one dimension of a mesh, each group
         trains its own model on its own part of the data.""",
     source="PyTorch documentation, torch.distributed: groups",
-    advice="average over all ranks: all-reduce in the default group, or in each dimension of the mesh",
+    advice="average over all ranks, in the default process group",
     fix="""
         dist.all_reduce(parameter.grad)  # in the default group, which has all ranks
         parameter.grad /= dist.get_world_size()

@@ -63,7 +63,7 @@ LAWS: dict[str, Law] = {
             "watch/cleared",
             "Gradients MUST be cleared between a step and the next backward pass.",
             "Old gradients enter the update again, although the weights have changed since.",
-            "call `optimizer.zero_grad()` once after each step, or before the first backward pass of each step",
+            "call `optimizer.zero_grad()` once after each step",
             ("clearing", "kept"),
             is_seen_later=True,
             edit="zero_grad below step",
@@ -285,6 +285,7 @@ LAWS: dict[str, Law] = {
             "A shorter window that is divided by the nominal length counts too little, a longer one too much.",
             "divide by the number of micro-batches in this step",
             ("micro-batches", "weighted"),
+            edit="find the division at or above it",
         ),
     )
 }

@@ -23,7 +23,7 @@ def only(coefficients: Vector, micro_batches: Iterable[Iterable[int]]) -> Vector
     "sums the ranks' gradients instead of averaging them",
     distributed,
     at="exchange",
-    fix="divide by the number of ranks once: by hand, or where a wrapper does it, nowhere else",
+    fix="divide the sum over the ranks by their number",
     why="A sum over ranks is the mean times the number of ranks",
     edit="change hook; change `Sum` near optimizer; change division; find the divisor at or above backward",
 )
@@ -36,7 +36,7 @@ class SumOverRanks(Recurrence):
     "divides by the world size twice",
     distributed,
     at="exchange",
-    fix="divide by what all ranks have or by the number of ranks, not by both; DDP, FSDP and Horovod average already",
+    fix="remove your own division by the number of ranks or by a count of all ranks: their average divides already",
     why="The second division makes the mean smaller by the number of ranks",
     edit="change division; find your own division by the number of ranks or by a count of all ranks at or above step",
 )
@@ -84,7 +84,7 @@ class LossSummed(Recurrence):
 @fault(
     "steps with each rank's own gradient, without averaging over ranks",
     distributed,
-    fix="call the wrapped model (`ddp(x)`), or all-reduce `p.grad` before the step",
+    fix="average `p.grad` over the ranks before the step",
     why="Without an average, each rank moves along its own samples only",
     edit="add the average over the ranks above clip|step",
 )

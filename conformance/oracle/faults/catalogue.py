@@ -26,7 +26,7 @@ class Fault(Deviation):
     """A known bug.
 
     conditions: all must be true of a problem for the bug to show in it.
-    fix: what to change, in words.
+    fix: what to change, in words. fix_of_ranks: the same with several ranks, if that differs.
     at: the call at which the trainer goes wrong, if one does.
     why: how the wrong numbers follow from the bug, in one sentence.
     edit: where code changes, as in `report/edits.py`; "" if no call of a window shows it.
@@ -40,6 +40,7 @@ class Fault(Deviation):
     edit: str = ""
     is_fine: Condition = lambda problem: False
     at: Call | None = None
+    fix_of_ranks: str = ""
 
     @property
     def name(self) -> str:
@@ -63,12 +64,13 @@ def fault(
     edit: str = "",
     is_fine: Condition = Fault.is_fine,
     at: Call | None = None,
+    fix_of_ranks: str = "",
     among: list[Fault] = CATALOGUE,
 ) -> Callable[[type[Recurrence]], type[Recurrence]]:
     """Decorator: adds a textbook with one wrong decision to a list; ``text`` completes "the trainer ..."."""
 
     def add(textbook: type[Recurrence]) -> type[Recurrence]:
-        among.append(Fault(text, textbook, conditions, fix, why, edit, is_fine, at))
+        among.append(Fault(text, textbook, conditions, fix, why, edit, is_fine, at, fix_of_ranks))
         return textbook
 
     return add

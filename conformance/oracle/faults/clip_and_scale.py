@@ -301,7 +301,7 @@ class ClipsEachPart(_ClipsParts):
     clips,
     _has_several_parameters,
     at="clip",
-    fix="pass all parameters to `clip_grad_norm_` or `clip_grad_value_`",
+    fix="pass all parameters to one clip call",
     why="The other parameters are not cut",
     edit="change clip|gradient",
 )
@@ -343,7 +343,7 @@ class ScaleLeftIn(Recurrence):
 @fault(
     "divides gradients by the loss scale twice",
     _scaled,
-    fix="unscale once a window: by `scaler.unscale_(optimizer)`, or within `scaler.step(optimizer)`",
+    fix="unscale once a window; remove the other division",
     why="The second division makes gradients smaller by the loss scale",
     edit="change unscale|step",
 )

@@ -215,7 +215,7 @@ class GroupsSwapped(Recurrence):
     "gives all parameter groups the momentum of the first",
     has_momentum,
     _has_own("momentum"),
-    fix="read `momentum` from each parameter group",
+    fix="give each parameter group its own `momentum`",
     why="The first group's momentum applies to the parameters of all groups",
     edit="change optimizer; change the optimizer's settings above step",
 )
@@ -240,7 +240,7 @@ class ScheduleOfFirstGroup(Recurrence):
 @fault(
     "gives all parameter groups the learning rate of the first",
     has_groups,
-    fix="read `lr` from each parameter group",
+    fix="give each parameter group its own `lr`",
     why="The first group's learning rate applies to the parameters of all groups",
     edit="change rate; change optimizer; change the optimizer's settings above step",
 )
@@ -256,8 +256,8 @@ def _has_other_rates_later(problem: Problem) -> bool:
 @fault(
     "gives all parameter groups the learning rate of the first after its first step",
     _has_other_rates_later,
-    fix="read `lr` from each parameter group",
-    why="The rates that are written after a step are those of the next one, in all groups",
+    fix="give each parameter group its own `lr`",
+    why="After a step, one rate is written into all groups, for the next step",
     edit="change rate; change optimizer; change the optimizer's settings above step",
 )
 class LearningRateOfFirstGroupLater(Recurrence):

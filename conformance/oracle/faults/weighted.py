@@ -12,9 +12,10 @@ from conformance.workloads.layout import Window
 from conformance.workloads.problem import Problem
 from conformance.workloads.workload import Vector
 
-_FIX = (
-    "divide each sum of losses by the weight of the window on all ranks; where a wrapper averages over the ranks, by "
-    "that weight / number of ranks"
+_FIX = "divide each sum of losses by the weight of the whole window"
+_FIX_OF_RANKS = (
+    "divide each sum of losses by the weight of the window on all ranks; if gradients are averaged over them, "
+    "multiply it by their number"
 )
 
 
@@ -27,6 +28,7 @@ def _weighted(problem: Problem) -> bool:
     _weighted,
     lambda problem: accumulating(problem) or distributed(problem),
     fix=_FIX,
+    fix_of_ranks=_FIX_OF_RANKS,
     why="A sample in a light micro-batch counts more than in a heavy one",
     edit="change divisor; change division; find the divisor at or above backward",
 )
@@ -40,6 +42,7 @@ class MeanOfMicroBatchMeans(Recurrence):
     _weighted,
     distributed,
     fix=_FIX,
+    fix_of_ranks=_FIX_OF_RANKS,
     why="A sample on a light rank counts more than on a heavy one",
     edit="change divisor; change division; find the divisor at or above backward",
 )

@@ -62,6 +62,7 @@ class Coverage(OneRank):
     fed = (records.Clipped, records.Backward, records.Captured, records.Stateless)
     followed = (
         records.Optimizer,
+        records.Wrapped,
         records.Shared,
         records.Unheld,
         records.Local,
@@ -102,6 +103,9 @@ class Coverage(OneRank):
                 of = self._of[record.optimizer]
                 of.made, of.at = frozenset(record.parameters), record.site
                 self._findings.made.setdefault(record.optimizer, record.site)
+                self._findings.types.setdefault(record.optimizer, record.type)
+            case records.Wrapped():
+                self._findings.wrapped.add(record.optimizer)
             case records.Shared():
                 self._findings.shared_at.setdefault(record.optimizer, record.site)
             case records.Unheld():

@@ -122,8 +122,8 @@ class Findings:
     together, the rank, the finding that its factor suggests, and whether it is correct. histories: of each optimizer,
     see `history.py`. scenes: by `Finding.key`, the first window that shows it. sources: by file and line of a site, the
     path of the file and the text of the line. ranks: of the largest launch. stepped: by optimizer, the number of judged
-    steps of all ranks. made: by optimizer, the line that made it. steps_at: that of its last step.
-    shared_at: that of the collective on its gradients.
+    steps of all ranks. made: by optimizer, the line that made it. types: its class. steps_at: that of its last step.
+    shared_at: that of the collective on its gradients. wrapped: the optimizers of a model in DDP.
     has_parts: ranks have parts of some parameters.
     """
 
@@ -141,8 +141,10 @@ class Findings:
     ranks: int = 1
     stepped: Counter[int] = field(default_factory=Counter)
     made: dict[int, Site] = field(default_factory=dict)
+    types: dict[int, str] = field(default_factory=dict)
     steps_at: dict[int, Site] = field(default_factory=dict)
     shared_at: dict[int, Site] = field(default_factory=dict)
+    wrapped: set[int] = field(default_factory=set)
     has_parts: bool = False
 
     @property

@@ -141,9 +141,9 @@ class Recording:
             self._said.add(line)
             self.note(record)
 
-    def site(self) -> records.Site:
-        """The innermost call in the user's files or, if there is none, outside torch."""
-        where, called_from = self.sites.of(sys._getframe(1))
+    def site(self, frame: FrameType | None = None) -> records.Site:
+        """The innermost call in the user's files or, if there is none, outside torch. frame: where the stack begins."""
+        where, called_from = self.sites.of(frame or sys._getframe(1))
         site = called_from or where
         if site is not None and (line := (str(site[0]), int(site[1]))) not in self._lines:
             self._lines.add(line)
@@ -203,10 +203,19 @@ class Recording:
             return known
         number = self.numbers.of("optimizer", optimizer)
         # Its line comes first: parameters belong to the optimizer that is noted next.
-        site = self.site()
+        site = self._maker(optimizer)
         held = [known.number for known, _ in self.parameters.held(optimizer)]
         self.note(records.Optimizer(number, type(optimizer).__name__, held, site))
         return number
+
+    def _maker(self, optimizer: torch.optim.Optimizer) -> records.Site:
+        """The line that makes an optimizer: outside of the constructors of its own classes."""
+        made = None
+        for frame in frames(sys._getframe(1)):
+            code = frame.f_code
+            if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is optimizer:
+                made = frame.f_back
+        return self.site(made)
 
     def versions(self) -> records.Versions:
         """The versions of all existing optimizers."""

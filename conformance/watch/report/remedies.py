@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
-from conformance.watch.judging.findings import Finding, Said
+from conformance.watch import records
+from conformance.watch.judging.findings import Finding, Findings, Said
+
+Way: TypeAlias = Literal["no_sync", "aside", "wrapper", "by hand"]
+"""How gradients should have been averaged: under `no_sync()`, by a wrapper that this line does not call, by a wrapper,
+or by hand."""
 
 
-def fix(finding: Finding) -> str:
+def way(finding: Finding, findings: Findings) -> Way:
+    """How the script averages the gradients that a finding is about."""
+    scene = findings.scenes.get(finding.key)
+    calls = [record for done in scene.of.values() for record in done] if scene else []
+    here = [record for record in calls if getattr(record, "site", None) == finding.site]
+    if any(isinstance(record, records.Backward) and record.waits for record in here):
+        return "no_sync"
+    if finding.optimizer not in findings.wrapped:
+        return "by hand"
+    is_aside = any(isinstance(record, records.Entered) and not record.wrapped for record in here)
+    return "aside" if is_aside else "wrapper"
+
+
+def fix(finding: Finding, findings: Findings) -> str:
     """What to change."""
-    return fixed(finding.says) or finding.text.fix
+    of_ways = FIXES_OF_WAYS.get(finding.says.code, {})
+    return of_ways.get(way(finding, findings)) or fixed(finding.says) or finding.text.fix
 
 
 def fixed(says: Said) -> str:
@@ -17,9 +37,9 @@ def fixed(says: Said) -> str:
     return FIXES.get(says.code, "")
 
 
-def edit(says: Said) -> str:
+def edit(says: Said, way: Way = "by hand") -> str:
     """Where code changes, as in `conformance.report.edits`; "" if only the law of a finding says it."""
-    return EDITS.get(says.code, "")
+    return "change it" if way == "aside" and says.code in FIXES_OF_WAYS else EDITS.get(says.code, "")
 
 
 def effect(says: Said) -> str | None:
@@ -38,14 +58,12 @@ _DIVIDE = (
 _SUM_STAGES = "sum `p.grad` of these over the stages; do not divide: each stage has another part of one gradient"
 
 FIXES: Mapping[str, str] = {
-    "some-not-averaged": "wrap the model in DDP when all parameters that you train have `requires_grad`, or "
-    "all-reduce `p.grad` of these too",
+    "own-gradients": "all-reduce `p.grad` before the step, and divide it by the number of ranks",
+    "some-not-averaged": "all-reduce `p.grad` of these too, and divide it by the number of ranks",
     "some-not-summed": _SUM_STAGES,
     "ranks.one-loss-averaged": _SUM_STAGES,
-    "ranks-missing": "average over all ranks that have the same parameter: check the process group, and leave "
-    "`no_sync()` before the forward pass of the last micro-batch",
-    "returned-differ": "call `loss.backward()`, because DDP does not average what `torch.autograd.grad` returns, or "
-    "all-reduce `p.grad`",
+    "ranks-missing": "average over all ranks that have the same parameter: check the process group",
+    "returned-differ": "all-reduce what `torch.autograd.grad` returns, and divide it by the number of ranks",
     "parts-averaged": "do not average the gradients of parts, such as experts; if ranks have one model, broadcast it",
     "not-cleared-in-closure": "call `optimizer.zero_grad()` at the start of the closure",
     "micro-batches-own": "end `no_sync()` before the forward pass of the last micro-batch",
@@ -81,7 +99,7 @@ FIXES: Mapping[str, str] = {
     "micro-batches.totals": "divide by the number of targets in the step, over all ranks and micro-batches",
     "micro-batches.times-ranks": "do not multiply the loss by the number of ranks",
     "passes.before": "call `optimizer.zero_grad()` before the training",
-    "passes.evaluated": "evaluate under `torch.no_grad()`, or call `optimizer.zero_grad()` after it",
+    "passes.evaluated": "call `optimizer.zero_grad()` after the evaluation",
     "clearing.discarded": "clear only after a step, or before the first backward pass of a step",
     "clearing.part": "clear only after a step, or before the first backward pass of a step",
     "clearing.late": "step after the backward passes of all losses, not between forward and backward",
@@ -112,7 +130,7 @@ FIXES: Mapping[str, str] = {
     "loss-scale.left": "divide the gradients by the scale before they are clipped and used",
     "loss-scale.restarts": "create the scaler once, before the loop",
     "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
-    "ranks.own": "wrap the model in DDP, or all-reduce `p.grad` and divide by the number of ranks",
+    "ranks.own": "all-reduce `p.grad` before the step, and divide it by the number of ranks",
     "ranks.sum": "divide `p.grad` by the number of ranks",
     "schedule.each-pass": "call `scheduler.step()` once, after `optimizer.step()`",
     "schedule.before-step": "call `scheduler.step()` after `optimizer.step()`",
@@ -124,6 +142,24 @@ FIXES: Mapping[str, str] = {
     "schedule.several": "create each schedule with the optimizer that it is meant for",
 }
 """What to change, by the code of a fact, or of `Finding.says` where the fix of the law is less exact."""
+
+_LEAVE = "leave `no_sync()` before the forward pass of the last micro-batch"
+_CALL_IT = "call the model that DDP returns, not the module inside it (`model.module`)"
+
+FIXES_OF_WAYS: Mapping[str, Mapping[Way, str]] = {
+    "own-gradients": {"no_sync": _LEAVE, "aside": _CALL_IT},
+    "some-not-averaged": {
+        "no_sync": _LEAVE,
+        "aside": _CALL_IT,
+        "wrapper": "all-reduce `p.grad` of these too: DDP averages only the parameters with `requires_grad` that the "
+        "model had when it was wrapped",
+    },
+    "ranks-missing": {"no_sync": _LEAVE, "aside": _CALL_IT},
+    "returned-differ": {
+        "wrapper": "call `loss.backward()`: DDP does not average what `torch.autograd.grad` returns",
+    },
+}
+"""The same by how the script averages."""
 
 EDITS: Mapping[str, str] = {
     "not-cleared-in-closure": "add `optimizer.zero_grad()` above backward",

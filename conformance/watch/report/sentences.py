@@ -1,7 +1,8 @@
 """The sentences of a watch, by the codes of `properties.FACTS`, `Finding.says` and `Finding.effect`.
 
 `{loss:g}` formats a number as Python does, `{passes:pass}` counts: "1 pass", "3 passes", `{factor:times}` is "0.75x" or
-"1/1024", `{factor:size}` is "0.75x the correct one" or "1,024x too small". A list is joined by commas.
+"1/1024", `{factor:size}` is "0.75x the correct one" or "1,024x too small". A list is joined by commas, and
+`{places:of micro-batch}` is "micro-batches 2, 3".
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _NUMBER = re.compile(r"[-+.,\d]*[a-zA-Z%]?")
 _MOST_NAMED = 3
 _SMALL = 0.1
 """Factors below this are easier to read as fractions."""
+_OF = "of "
 _TOO_LARGE = 10
 _LARGE = 1000
 """Factors above this are easier to read without a power of ten."""
@@ -27,6 +29,9 @@ _LARGE = 1000
 
 class _Words(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith(_OF):
+            noun = format_spec.removeprefix(_OF)
+            return f"{noun if len(value) == 1 else noun + _ending(noun)} {self.format_field(value, '')}"
         if isinstance(value, (list, tuple)):
             named = [self.format_field(one, format_spec) for one in value[:_MOST_NAMED]]
             return ", ".join([*named, *(["..."] if len(value) > _MOST_NAMED else [])])
@@ -42,8 +47,11 @@ class _Words(Formatter):
             return _rounded(value) if isinstance(value, float) else str(value)
         if _NUMBER.fullmatch(format_spec):
             return format(value, format_spec)
-        ending = "es" if format_spec.endswith(("ch", "sh", "s")) else "s"
-        return f"{value} {format_spec}{'' if value == 1 else ending}"
+        return f"{value} {format_spec}{'' if value == 1 else _ending(format_spec)}"
+
+
+def _ending(noun: str) -> str:
+    return "es" if noun.endswith(("ch", "sh", "s")) else "s"
 
 
 def _factor(number: float) -> str:
@@ -66,6 +74,23 @@ def value(row: Row) -> str:
 def sentence(says: Said) -> str:
     """The sentence of a code, with its values. Raises KeyError for an unknown code or a missing value."""
     return _Words().vformat(WORDS[says.code], (), says.values)
+
+
+def observed(says: Said) -> str | None:
+    """How much of each micro-batch a step uses, for titles that do not say it."""
+    return f"factors of micro-batches in the step: {says.values['table']}" if says.code in _OF_TABLES else None
+
+
+_OF_TABLES = {
+    "micro-batches-missing",
+    "micro-batches-own",
+    "ranks-missing",
+    "divided-again",
+    "summed-again",
+    "added-again",
+    "old-in-step",
+}
+"""Titles that leave the factors to `observed`."""
 
 
 WORDS: Mapping[str, str] = {
@@ -161,13 +186,13 @@ WORDS: Mapping[str, str] = {
     "used-again": "{again} of {used} parameters reused the gradient of an earlier step: {names}",
     "exchanged": "parameters got each other's gradients: {names} got those of {others}",
     "parts-averaged": "{parameters} of {all} parameters differ between ranks but use the mean of all ranks: {names}",
-    "old-in-step": "gradients were not cleared: the step has those of earlier steps ({table})",
-    "micro-batches-missing": "the step lacks micro-batch {places} ({table})",
-    "micro-batches-own": "gradients of micro-batch {places} were not averaged over the ranks (factors: {table})",
-    "ranks-missing": "rank {rank} steps without gradients of some ranks (weights of {table})",
-    "divided-again": "the accumulated gradients were divided after each micro-batch ({table})",
-    "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch ({table})",
-    "added-again": "each micro-batch added the accumulated gradients again ({table})",
+    "old-in-step": "gradients were not cleared: the step has those of earlier steps",
+    "micro-batches-missing": "the step lacks {places:of micro-batch}",
+    "micro-batches-own": "gradients of {places:of micro-batch} were not averaged over the ranks",
+    "ranks-missing": "rank {rank} steps without gradients of some ranks",
+    "divided-again": "the accumulated gradients were divided after each micro-batch",
+    "summed-again": "the accumulated gradients were summed over the ranks after each micro-batch",
+    "added-again": "each micro-batch added the accumulated gradients again",
     "some-not-averaged": "the gradients of {parameters} of {all} parameters were not averaged over the ranks: {names}",
     "some-not-summed": "the gradients of {parameters} of {all} parameters were not summed over the stages: {names}",
     # What is wrong between the ranks.

@@ -18,8 +18,8 @@ from conformance.watch.judging.windows import Scene
 from conformance.watch.records import Site
 from conformance.watch.report import moments
 from conformance.watch.report.remedies import edit as edits
-from conformance.watch.report.remedies import effect, fix, fixed
-from conformance.watch.report.sentences import sentence
+from conformance.watch.report.remedies import effect, fix, fixed, way
+from conformance.watch.report.sentences import observed, sentence
 from conformance.watch.verdict import Row
 
 
@@ -94,7 +94,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
     good = None if scene is None else _good(scene, findings)
     sites = {moments.place(site, findings.sources): site for site in _sites(first, scene, findings).values()}
     known = {call: _place("at", site, findings) for call, site in _sites(first, scene, findings).items()}
-    edit = edit_of(edits(first.says) or law.edits, known)
+    edit = edit_of(edits(first.says, way(first, findings)) or law.edits, known)
     places = tuple(_places(first, scene, findings))
     role, where = (places[0].label if places else "at"), moments.place(first.site, findings.sources)
     own_line = _own_line(first.site, findings)
@@ -104,6 +104,7 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         file = where.rpartition(":")[0]
         site = next(site for at, site in sites.items() if at and at.rpartition(":")[0] == file)
         own_line = (relative(_source(site, findings)[0]), int(where.rpartition(":")[2]))
+    facts = ("expected", law.says), ("observed", observed(first.says)), ("why", law.why)
     ranks = f"rank{'s' if len(cause.ranks) > 1 else ''} {', '.join(map(str, sorted(cause.ranks)))}"
     if len(cause.ranks) == findings.ranks:
         ranks = "both ranks" if findings.ranks == 2 else f"all {findings.ranks} ranks"
@@ -115,11 +116,11 @@ def _card(cause: Cause, findings: Findings, command: str) -> WatchCard:
         role=role,
         own_line=own_line,
         places=places if edit is None else edit.others(places),
-        facts=(("expected", law.says), ("why", law.why)),
+        facts=tuple((name, text) for name, text in facts if text),
         slice=(),
         effect=None if first.effect is None else _effect(first.effect, first.step if cause.varies else None),
         fix=None,
-        advice=in_names(fix(first), known),
+        advice=in_names(fix(first, findings), known),
         edit=edit,
         extent=_extent(cause, findings),
         scope=f"on {ranks}" if findings.ranks > 1 else "",
@@ -211,13 +212,28 @@ def _good(bad: Scene, findings: Findings) -> Scene | None:
     return next((one for one in found if one and one.optimizer == bad.optimizer and one.index != bad.index), None)
 
 
+def _optimizer(number: int, findings: Findings) -> str:
+    """Which one of several optimizers, by its class and the line that made it; "" for the only one."""
+    if len(findings.types) < 2:
+        return ""
+    made = {
+        one: (name, moments.place(findings.made.get(one), findings.sources)) for one, name in findings.types.items()
+    }
+    (name, where), alike = made[number], sorted(one for one in made if made[one] == made[number])
+    place = alike.index(number)
+    which = "" if len(alike) == 1 else f"the {_PLACES[place]} " if place < len(_PLACES) else f"number {place + 1} of "
+    return f" of {which}{name}{f' ({where})' if where else ''}"
+
+
+_PLACES = ("first", "second", "third", "fourth")
+
+
 def _extent(cause: Cause, findings: Findings) -> str:
     """In how many of all steps, and since which."""
     first = cause.first
     if first.step is None:
         return "in the whole run"
-    made = moments.place(findings.made.get(first.optimizer or 0), findings.sources) if first.optimizer else None
-    of = f" of optimizer {(first.optimizer or 0) + 1}{f', made in {made}' if made else ''}" if first.optimizer else ""
+    of = "" if first.optimizer is None else _optimizer(first.optimizer, findings)
     every = findings.stepped[first.optimizer] if first.optimizer is not None else 0
     # Ranks with equal weights show that they use different gradients, until their weights differ.
     if cause.steps > 1 and every <= first.step:
