@@ -7,11 +7,14 @@ import gc
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from inspect import unwrap
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
@@ -554,3 +557,15 @@ def test_what_scales_gradients_and_rounds_the_state_of_an_optimizer(training):
     scalings = lines(training, "scaling")
     assert {first_line(scale) + 3, first_line(scale) + 4} <= {*scalings} and first_line(scale) + 1 not in scalings
     assert lines(training, "rounding") == [first_line(train) + 7]
+
+
+def test_the_settings_of_wrappers(training):
+    def train(wrapper):
+        with suppress(AttributeError):
+            DistributedDataParallel.register_comm_hook(wrapper, None, print)
+        with suppress(AttributeError):
+            FSDPModule.set_requires_gradient_sync(wrapper, False)
+
+    train(object())
+    assert lines(training, "hook") == [first_line(train) + 2]
+    assert lines(training, "sync") == [first_line(train) + 4]
