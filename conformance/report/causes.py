@@ -41,7 +41,8 @@ def causes(cases: Sequence[CaseRecord]) -> list[tuple[Cause, list[CaseRecord]]]:
     second of two bugs that give the numbers together.
     """
     failed = [case for case in cases if case.failed]
-    shown = _with_reasons({name: [*_without_following(own)] for name, own in signs(failed, cases).items()})
+    found = {name: [*_without_following(own)] for name, own in signs(failed, cases).items()}
+    shown = _with_reasons(_with_first_bugs(failed, found))
     chosen = _fewest(failed, shown)
     for case in failed:
         chosen += dict.fromkeys(one for one in _further(shown[id(case)], chosen) if one not in chosen)
@@ -63,6 +64,26 @@ def _with_reasons(shown: Mapping[int, Sequence[Cause]]) -> dict[int, Sequence[Ca
         return [*found, *causes] if len(found) == 1 else causes
 
     return {name: explained(causes) for name, causes in shown.items()}
+
+
+def _with_first_bugs(failed: Sequence[CaseRecord], shown: Mapping[int, Sequence[Cause]]) -> dict[int, Sequence[Cause]]:
+    """The causes of each case. One that nothing explains has the one bug that explains the same first wrong number of
+    its workload elsewhere: a second bug, such as one of the resume, changes later numbers only."""
+    known = defaultdict[object, dict[Cause, None]](dict)
+    for case in failed:
+        known[_first_wrong(case)] |= {cause: None for cause in shown[id(case)] if cause.kind == "bug"}
+
+    def explained(case: CaseRecord) -> Sequence[Cause]:
+        own, found = shown[id(case)], known[_first_wrong(case)]
+        is_open = case.first_difference and not case.diverged and all(one.kind in _NOTHING_KNOWN for one in own)
+        return [*found, *own] if is_open and len(found) == 1 else own
+
+    return {id(case): explained(case) for case in failed}
+
+
+def _first_wrong(case: CaseRecord) -> object:
+    first = case.first_difference
+    return case.workload, first and (first.step, first.quantity, first.parameter, first.expected, first.observed)
 
 
 def _is_effect(cause: Cause) -> bool:

@@ -235,10 +235,11 @@ def bugs(cases: Sequence[CaseRecord]) -> dict[int, list[str]]:
     }
     # If clipping or a wide bound hides factors, too many trainers give the same numbers.
     explained = {name: one for name, one in explained.items() if any(len(case.gradient_factors) < 2 for case in one)}
+    contrary = {name: sum(speaks_against(case, name) for case in tested) for name in explained}
     found: dict[int, list[str]] = {}
     while explained:
-        most = max(map(len, explained.values()))
-        best = [name for name in explained if len(explained[name]) == most]
+        rank = max((len(explained[name]), -contrary[name]) for name in explained)
+        best = [name for name in explained if (len(explained[name]), -contrary[name]) == rank]
         first = explained[best[0]]
         alike = [name for name in best if [*map(id, explained[name])] == [*map(id, first)]]
         # A single bug is the simpler explanation, and a common one the likelier.

@@ -55,6 +55,18 @@ SECOND = [wrong(ruled_out=["sum", "other"], workload="unused")] * 2
 IN_SHORT = "sum only in short windows"
 #: Cases, and the causes that are named, each with the number of its cases.
 NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
+    "the bug of the same first wrong number, where a second bug changes later ones": (
+        [*SUMS, wrong(ruled_out=["sum", "other"], resumed_at=3)],
+        [("The trainer sums.", 4)],
+    ),
+    "of two bugs that explain as many cases, the one that no case speaks against": (
+        [
+            wrong("sum", layout=(2, 1)),
+            *(wrong("sum", "twice", layout=(2, at)) for at in (2, 3)),
+            wrong("twice", ruled_out=["sum", "other"], workload="unused"),
+        ],
+        [("The trainer divides twice.", 3), ("The trainer sums.", 1)],
+    ),
     "a bug that every case speaks for": (
         [wrong("sum", "twice"), wrong("sum", ruled_out=["twice", "other"], layout=(2, 3)), case(ruled_out=["other"])],
         [("The trainer sums.", 2)],

@@ -447,7 +447,7 @@ def test_groups_of_ranks_may_have_a_module_each(size, cancels):
         (2, False, 0.1, [("watch/one-factor", "ranks-by-factor", 0)]),
         (None, False, 0.1, [("watch/averaged", "used-differ", 0)]),
         ("returned", False, 0.1, [("watch/averaged", "returned-differ", 0)]),
-        (None, True, 0.1, [("watch/same-weights", "weights-differ", 0)]),  # weights that differ already
+        (None, True, 0.1, [("watch/same-weights", "weights-start-apart", 0)]),
         (None, False, 0.0, []),  # weights stay equal: an average within the step
     ],
 )

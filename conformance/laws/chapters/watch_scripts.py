@@ -214,7 +214,7 @@ LAWS: dict[str, Law] = {
                 "watch/same-steps",
             ),
             is_seen_later=True,
-            edit="find the learning rate at or above step",
+            edit="find what changes the weights at or above step",
         ),
         Law(
             "watch/kept",

@@ -174,8 +174,9 @@ def _weights(together: Together, here: list[Window], findings: Findings) -> None
             # For example, each rank perturbs its weights and restores them.
             findings.leave_open(said("agreement.rounding"), step=first.index)
             return
-        says = said(
-            "weights-differ", apart=len(apart), all=len(first.weights), step=first.index, names=first.named(apart)
+        counts = {"apart": len(apart), "all": len(first.weights), "names": first.named(apart)}
+        says = (
+            said("weights-differ", step=first.index, **counts) if first.index else said("weights-start-apart", **counts)
         )
         effect = said("differ-by", share=share) if isfinite(share) else None
         found = _of(first, "watch/same-weights", says, tuple(window.rank for window in here), effect)

@@ -205,6 +205,7 @@ WORDS: Mapping[str, str] = {
     "returned-differ": "{parameters} of {all} parameters have different gradients of `autograd.grad` on the ranks: "
     "{names}",
     "used-differ": "{parameters} of {all} parameters have different gradients on the ranks: {names}",
+    "weights-start-apart": "{apart} of {all} parameters start with different weights on the ranks: {names}",
     "weights-differ": "{apart} of {all} parameters differ between ranks before step {step}: {names}",
     # What it does to the update.
     "factor": "the update is {factor:size}",
