@@ -510,4 +510,4 @@ def tests(session: nox.Session) -> None:
     session.env["CONFORMANCE_WHEEL"] = str(built_wheel(session))
     # Work stealing: the slowest tests, runs of the command, are in few files that one process would run alone.
     # One more process than cores, because tests often wait: for an import, for ranks that wait for each other.
-    session.run("pytest", "-n", "3", "--dist", "worksteal", *session.posargs)
+    session.run("pytest", "-n", "3", "--dist", "worksteal", "--durations", "60", *session.posargs)

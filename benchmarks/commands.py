@@ -2,7 +2,7 @@
 
     python benchmarks/commands.py [--old FOLDER] [--rounds 1]
 
-Each checkout has a cache of answers of its own, which is empty in its first run. Without an older checkout it compares
+Each checkout has a separate cache of answers, which is empty in its first run. Without an older checkout it compares
 with what the command adds something to: a watched script with the bare one, and nothing else.
 """
 

@@ -264,15 +264,16 @@ _ATTRIBUTES: tuple[Callable[[CaseRecord], object], ...] = (
 def _is_refuted(name: str, tested: Sequence[CaseRecord]) -> bool:
     """Whether other cases refute a bug, or a pair: one that passed, or failed ones that differ in nothing else.
 
-    Another bug may add to this one in all cases with some attribute, such as a workload. Then the numbers of these
-    cases show neither, and the others show this one."""
+    Another bug may add to this one in all cases with some attribute, such as a workload or a resume. Then the numbers
+    of these cases show neither, and the others show this one."""
     against = [case for case in tested if speaks_against(case, name) and not _is_of_pair(case, name)]
     own = [case for case in tested if _explains(case, name)]
     if not against:
         return any(_is_correct_there(case, name, own) for case in tested)
     if PAIR in name or any(not case.failed for case in against) or len(own) < _FEWEST or len(against) > 2 * len(own):
         return True
-    return not any({*map(of, own)}.isdisjoint(map(of, against)) for of in _ATTRIBUTES)
+    seen = [(of, {*map(of, own)}) for of in _ATTRIBUTES]
+    return not all(any(of(case) not in values for of, values in seen) for case in against)
 
 
 def _data(case: CaseRecord) -> object:

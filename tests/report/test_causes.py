@@ -55,6 +55,10 @@ SECOND = [wrong(ruled_out=["sum", "other"], workload="unused")] * 2
 IN_SHORT = "sum only in short windows"
 #: Cases, and the causes that are named, each with the number of its cases.
 NAMED: dict[str, tuple[Sequence[CaseRecord], Sequence[tuple[str, int]]]] = {
+    "a bug where two others may add to it, in a workload and in a resume": (
+        [*SUMS, wrong(ruled_out=["sum", "other"], workload="unused"), wrong(ruled_out=["sum"], resumed_at=3)],
+        [("The trainer sums.", 4), (UNKNOWN, 1)],
+    ),
     "the bug of the same first wrong number, where a second bug changes later ones": (
         [*SUMS, wrong(ruled_out=["sum", "other"], resumed_at=3)],
         [("The trainer sums.", 4)],
