@@ -24,6 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from textwrap import dedent
 from types import MappingProxyType
 
@@ -158,6 +159,8 @@ def _edit(text: str, known: Mapping[str, Place]) -> Edit | None:
     if call is None:
         new = _named(new, known, at, known.get("step")) if new else None
         return Edit(at, _ROLES[side], f"add `{new}` {side} {{{at.at}}}", _diff(at, side, new)) if new else None
+    if _are_apart(call, at) and (outer := _call_of_helper(call, at)) is not None:
+        return _edit(text, {**known, match["call"]: outer})
     is_inside = len(_indent(call)) > len(_indent(at))
     if not is_inside and (_is_there(call, at, side) or (_follows(call, at, side) and call.own and at.own)):
         # It is in this order already, so moving it changes nothing.
@@ -226,6 +229,17 @@ def _are_apart(one: Place, other: Place) -> bool:
     outer = len(texts[numbers[0]]) - len(header)
     later = (at for at, text in texts.items() if at > one.number and len(text) - len(text.lstrip()) <= outer)
     return other.number < numbers[0] or other.number >= next(later, other.number + 1)
+
+
+def _call_of_helper(call: Place, at: Place) -> Place | None:
+    """The only line around ``at`` that calls the function whose only line is ``call``; None if there is none."""
+    own = [line for line in call.numbered.values() if line.strip()]
+    header = _FUNCTION.match(own[0])
+    outer = len(own[0]) - len(own[0].lstrip())
+    inside = [*takewhile(lambda line: len(line) - len(line.lstrip()) > outer, own[1:])]
+    calls = re.compile(rf"(?<!def )\b{header['name']}\(") if header and inside == [call.own] else None
+    found = [number for number, line in at.numbered.items() if calls is not None and calls.search(line)]
+    return Place(call.label, f"{at.file}:{found[0]}", at.numbered[found[0]]) if len(found) == 1 else None
 
 
 def _unlocated(what: str, side: str, at: Place) -> Edit:

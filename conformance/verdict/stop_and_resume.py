@@ -133,7 +133,7 @@ def other_window(case: Case, ranks: Sequence[RankEvidence]) -> Told | None:
                 "save the gradients and the number of trained micro-batches, or repeat the whole window",
             )
         if windows[0] != stop:
-            advice = "save the number of trained windows, and skip exactly these after the resume"
+            advice = "save the number of trained windows, restore it, and skip exactly these windows after the resume"
             first, last = min(stop, windows[0]), max(stop, windows[0]) - 1
             which = f"window {first}" if first == last else f"windows {first} to {last}"
             return Told(f"{resumed} {f'skips {which}' if windows[0] > stop else f'repeats {which}'}", advice)

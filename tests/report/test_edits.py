@@ -12,7 +12,7 @@ from conformance.oracle import faults
 from conformance.report.case_edits import OF_CAUSES, OF_RESUMES
 from conformance.report.edits import Edit, edit_of
 from conformance.report.places import CALLED_FROM, SEEN, Place
-from conformance.trace.state.site import around
+from conformance.trace.state.site import AFTER, BEFORE, around
 from conformance.watch.report.remedies import EDITS
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +72,7 @@ EVERY = dict.fromkeys(
             "uncounted",
             "restored",
             "step_condition",
+            "clip_condition",
             "twice",
             "part",
             "kept",
@@ -500,3 +501,26 @@ def test_an_added_call_has_the_names_of_the_step(step: str, added: str) -> None:
     known = {"clip": Place("at", "a.py:4", "clip(p)"), "step": Place("at", "a.py:6", step)}
     edit = edit_of("unscale above clip", known)
     assert edit is not None and edit.said("a.py") == f"add `{added}` above line 4"
+
+
+CLIPS = "    nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [("", "change line 19"), ("    print(model)", "change line 7")],
+    ids=["all of the helper", "a part of it"],
+)
+def test_of_a_helper_of_one_line_its_call_is_changed(more, said):
+    known = {
+        "it": between("a.py:7", "def clip_(model):", CLIPS, more),
+        "step": between("a.py:20", "    clip_(model)", "    optimizer.step()", ""),
+    }
+    assert edit_of("it above step", known).said("a.py") == said
+
+
+def between(at: str, before: str, own: str, after: str) -> Place:
+    """A line with neighbours; another function begins below it."""
+    first = int(at.rpartition(":")[2]) - 1
+    lines = [*[""] * min(BEFORE - 1, first - 1), before, own, after, "", "def main():", *[""] * (AFTER - 3)]
+    return Place("at", at, "\n".join(lines))

@@ -322,7 +322,9 @@ def _reasons(here: GlobalWindow, one: trace.Event, other: trace.Event) -> Iterat
             if clips[some] and not clips[none]:
                 first = clips[some][0]
                 said = f"rank {some} clipped its gradients ({first.line}) and rank {none} did not"
-                yield _Reason(said, "clips on some ranks only", "clip on every rank, not on some only", first)
+                advice = "clip on every rank, not on some only"
+                edit = "change clip_condition; change clip"
+                yield _Reason(said, "clips on some ranks only", advice, first, edit)
     if (kept := _not_sent(here)) is not None:
         yield kept
 

@@ -173,8 +173,8 @@ settings(
     "counts a step of AdamW for each parameter instead of one for all",
     steps_with(AdamW),
     lambda problem: len(problem.workload.model.tensors) > 1,
-    fix="count a step once, before the loop over the parameters",
-    why="Each parameter's bias correction is that of a later step",
+    fix="count once in each call of `step()`, before all its loops, or for each parameter in its state",
+    why="The bias correction of all parameters but the first is that of a later step",
     edit=f"change count; {EDIT}",
     is_fine=always,
 )

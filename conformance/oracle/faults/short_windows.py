@@ -18,7 +18,7 @@ from conformance.workloads.workload import Vector
 @fault(
     "divides a short accumulation window by the nominal length",
     lambda problem: any(window.length < window.nominal for window in problem.windows),
-    fix="divide by the number of micro-batches in that window",
+    fix="divide by what that window really has: its micro-batches, or its samples",
     why="The divisor is larger than the number of micro-batches, so their mean comes out too small",
     edit="change divisor; change division; find the divisor at or above backward",
 )
@@ -123,7 +123,7 @@ def _has_smaller_batch(problem: Problem) -> bool:
     "divides a smaller last batch by the nominal number of samples",
     _has_smaller_batch,
     lambda problem: problem.workload.loss == "mean" and not runs_out(problem),
-    fix="divide by the samples that the batch really has",
+    fix="divide by the number of samples that the window really has, over all ranks and micro-batches",
     why="The divisor is larger than the number of samples, so their mean comes out too small",
     edit="change divisor; change division; find the divisor at or above backward",
 )

@@ -127,7 +127,8 @@ FIXES: Mapping[str, str] = {
     "data.same-shuffle": "draw a new order in each epoch: do not set the same seed again",
     "data.same-samples": "give each rank its own part: `DistributedSampler(dataset)`",
     "denominator.constant": "divide by the number of targets in the step, not by a constant",
-    "denominator.apart": "divide by the targets of all ranks and micro-batches; under DDP, times the number of ranks",
+    "denominator.apart": "divide by the targets of all ranks and micro-batches of the step; if gradients are averaged "
+    "over the ranks, multiply by their number",
     "loss-scale.left": "divide the gradients by the scale before they are clipped and used",
     "loss-scale.restarts": "create the scaler once, before the loop",
     "loss-scale.not-updated": "keep one scaler, and call `scaler.update()` after each step",
@@ -197,6 +198,7 @@ EDITS: Mapping[str, str] = {
     "coverage.unheld": "change it",
     "coverage.no-gradient": "change it",
     "coverage.outdated": "find the replaced layers from it",
+    "coverage.without-state": "add the load of the optimizer's state below it",
     "data.same-order": "add `sampler.set_epoch(epoch)` above it",
     "schedule.before-step": "it below step",
     "schedule.each-pass": "it below step",
@@ -209,6 +211,6 @@ EFFECTS: Mapping[str, str] = {
     "coverage.outdated": "the new ones keep their initial weights: they never train",
     "coverage.left-out": "their gradients are computed and never used",
     "coverage.copies": "the model that is evaluated and saved keeps its old weights",
-    "coverage.without-state": "the first step after the resume has no momentum",
+    "coverage.without-state": "the optimizer resumes without its moments, its step count and its learning rates",
     "data.same-samples": "these samples count more than others",
 }
