@@ -99,8 +99,8 @@ def shipped() -> dict[str, bytes]:
     """The answers that the package ships, by the names of their files; none if another code has computed them."""
     if not SHIPPED.is_file():
         return {}
-    of, answers = pickle.loads(lzma.decompress(SHIPPED.read_bytes()))
-    return dict(answers) if of == version() else {}
+    made_by, answers = pickle.loads(lzma.decompress(SHIPPED.read_bytes()))
+    return dict(answers) if made_by == version() else {}
 
 
 def ship(folder: Path) -> None:
